@@ -264,7 +264,9 @@ class WireMessage(Checked):
 
     def to_bytes(self) -> bytes:
         if (size_of := _handed_sizes.get().get(type(self))) is not None:
-            return handed(self, size_of(self))
+            stand_in = _Handed(size_of(self))
+            stand_in.message = self
+            return stand_in
         return encoded(self)
 
     @classmethod
@@ -290,19 +292,6 @@ class _Handed(bytes):
     too."""
 
     message: WireMessage
-
-
-def handed(message: WireMessage, content: int | bytes) -> bytes:
-    """Return the placeholder for the bytes of `message` while messages of its type are handed over. `content` are these
-    bytes, or their number."""
-    stand_in = _Handed(content)
-    stand_in.message = message
-    return stand_in
-
-
-def message_in(data: bytes) -> WireMessage | None:
-    """Return the message that `data` stands for, or None if `data` are ordinary bytes."""
-    return data.message if isinstance(data, _Handed) else None
 
 
 _handed_sizes: ContextVar[Mapping[type[WireMessage], Callable[[Any], int | bytes]]] = ContextVar(

@@ -1,7 +1,7 @@
 """Ten thousand nodes of which half leave within an hour, and as many join, and a thousand of them train one run.
 
-What a node holds, sends and finds, whether all trainers are in work, and how long the simulation takes in two
-processes. A tenth of the network, with which it is compared, is simulated before, in one.
+What a node holds, sends and finds, whether all trainers are in work, and how long the simulation takes. A tenth of the
+network, with which it is compared, is simulated before.
 
 make bench                                             # or alone, for fewer minutes or nodes:
 SIMULATED_MINUTES=10 .venv/bin/python -m pytest tests/bench/test_bench_simulation.py -m bench -s
@@ -22,16 +22,15 @@ from bench.network_promises import broken_promises
 from bench.report import Report, aim
 from swarm.simulation.report import IN_WORK, UTILIZATION
 from swarm.simulation.scenario import Scenario, read_scenario
-from swarm.simulation.simulation_run import simulate
+from swarm.simulation.world import simulate
 
 pytestmark = pytest.mark.bench
 
 SCENARIO = read_scenario(tomllib.loads((Path(__file__).parent / "ten_thousand_nodes.toml").read_text()))
 NUM_NODES = int(os.environ.get("SIMULATED_NODES", SCENARIO.nodes))
 MINUTES = float(os.environ.get("SIMULATED_MINUTES", SCENARIO.minutes))
-NUM_PROCESSES = int(os.environ.get("SIMULATED_PROCESSES", "0"))
 MAX_HOUR_S = 1800.0
-"""The aim for the whole scenario on two cores."""
+"""The aim for the whole scenario."""
 
 MIN_COMPARED = 5000
 """Nodes from which on the promises are checked. In a tenth of fewer every node is near every key, and a run has a
@@ -57,9 +56,8 @@ def test_ten_thousand_nodes_of_which_half_leave_in_an_hour_and_a_thousand_train(
         cpu_s, wall_s = time.process_time() - began_s, time.monotonic() - since
         print(f"minute {minute:.0f}: {num_nodes} nodes, {wall_s:.0f} s, {cpu_s:.0f} s of one processor", flush=True)
 
-    found = simulate(scenario, processes=NUM_PROCESSES, on_minute=on_minute)
+    found = simulate(scenario, on_minute=on_minute)
     took_s, cpu_s = time.monotonic() - since, time.process_time() - began_s
-    cpu_s += resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
     lookups: dict[str, Any] = dict(found.sections["Lookups"])
     state: dict[str, Any] = dict(found.sections["A node's state and traffic"])
     training: dict[str, Any] = dict(found.sections["Training"])

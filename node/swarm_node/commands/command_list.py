@@ -379,8 +379,6 @@ COMMANDS = (
             "PATH": "The scenario file (TOML).",
             "--out FILE": "Write FILE.html and FILE.json (default: the scenario file's name with -report).",
             "--seed SEED": "Random seed, instead of the one in the file. Equal seeds give equal reports.",
-            "--processes N": "Number of processes (default: 1, or with 2,000 nodes and 2 cores or more 2). "
-            "Reports depend on the number.",
         },
     ),
     Command(

@@ -11,10 +11,9 @@ import time
 from pathlib import Path
 
 from swarm.simulation.capacity_planner import Try, plan_capacity
-from swarm.simulation.distant_hosts import num_processes
 from swarm.simulation.report import Report
 from swarm.simulation.scenario import Scenario, read_scenario
-from swarm.simulation.simulation_run import simulate
+from swarm.simulation.world import simulate
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.toml_text import parse_toml
 
@@ -29,8 +28,6 @@ MAX_FILE_BYTES = 16 * 2**20
 """Maximum size of a scenario or a trace. A trace of 100,000 sessions, the maximum, has about 3 MB."""
 
 MAX_SEED = 2**31 - 1
-MAX_PROCESSES = 16
-"""Maximum of --processes. One process runs all trainers and servers, so more processes would have little to do."""
 
 
 def run(flags: Flags) -> int:
@@ -39,7 +36,6 @@ def run(flags: Flags) -> int:
     if path is None:
         raise UsageError("PATH is missing", remedy="name the scenario file; docs/guides/simulate.md has an example")
     scenario = _load(path, flags.parsed("seed", whole_number(0, MAX_SEED), f"use 0 to {MAX_SEED}"))
-    processes = flags.parsed("processes", whole_number(1, MAX_PROCESSES), f"use 1 to {MAX_PROCESSES}") or 0
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     if out.name in ("", ".."):
         raise UsageError(f"--out: {str(out)!r} has no name for the report", remedy="give one, such as --out report")
@@ -64,13 +60,8 @@ def run(flags: Flags) -> int:
         emitter.status("plan", f"{plural(tried.num_nodes, 'node')} of the class {scenario.plan.vary} {verdict}")
 
     def run_one(scenario: Scenario) -> Report:
-        number = num_processes(scenario, processes)
-        line = f"simulating {plural(scenario.nodes, 'node')} in "
-        line += "one process" if number == 1 else f"{number} processes"
-        if number < processes:
-            line += ", because the latency between some nodes is below 2 ms"
-        emitter.say(line)
-        return simulate(scenario, processes=number, on_minute=on_minute)
+        emitter.say(f"simulating {plural(scenario.nodes, 'node')}")
+        return simulate(scenario, on_minute=on_minute)
 
     report = run_one(scenario) if scenario.plan is None else plan_capacity(scenario, run_one, on_try)
     with explained("write", html_path.parent, option="--out"):

@@ -1,6 +1,6 @@
 """Collects the measurements of a simulation and makes the report from them, as JSON and as one HTML page. Pure.
 
-The report contains nothing about the machine, so equal scenarios in equally many processes give equal reports.
+The report contains nothing about the machine, so equal scenarios give equal reports.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ FIDELITY = (
 
 @dataclass(slots=True, kw_only=True)
 class Measurements:
-    """The measurements of one process. They are taken only while `is_on`, which is False during the warm-up.
+    """The measurements of a simulation. They are taken only while `is_on`, which is False during the warm-up.
 
     `samples` has one sample for each minute: values at its end, by name. The other lists have one entry for each event,
-    except the last two.
+    except the last one.
     """
 
     is_on: bool = False
@@ -56,26 +56,8 @@ class Measurements:
     round_s: list[float] = field(default_factory=list)
     answer_tokens_per_s: list[float] = field(default_factory=list)
     samples: list[dict[str, float]] = field(default_factory=list)
-    num_sampled: list[int] = field(default_factory=list)
-    """The number of nodes whose tables each sample describes."""
     sent_a_minute: list[tuple[float, float]] = field(default_factory=list)
     """Messages and bytes that each node sent in a minute, of the nodes that were present from beginning to end."""
-
-    def add(self, other: Measurements) -> None:
-        """Add the measurements of another process. Of its samples only means and maxima are used: it has no servers and
-        no trainers, and this process counts all nodes."""
-        self.counts.update(other.counts)
-        self.lookup_hops += other.lookup_hops
-        self.lookup_s += other.lookup_s
-        self.sent_a_minute += other.sent_a_minute
-        for index, (own, more) in enumerate(zip(self.samples, other.samples, strict=True)):
-            num_own, num_more = self.num_sampled[index], other.num_sampled[index]
-            self.num_sampled[index] = num_own + num_more
-            for name, value in more.items():
-                if name.endswith("_max"):
-                    own[name] = max(own[name], value)
-                elif name.endswith("_mean"):
-                    own[name] = (own[name] * num_own + value * num_more) / max(1, num_own + num_more)
 
     def count(self, what: str, number: float = 1) -> None:
         """Add `number` to a count, if the measurement is on."""
@@ -149,8 +131,8 @@ class Report:
                 yield f"  {name:<44} {_text(value)}"
 
 
-def report_of(scenario: Scenario, measured: Measurements, num_processes: int = 1) -> Report:
-    """Return the report of the measurements, which `num_processes` have taken together."""
+def report_of(scenario: Scenario, measured: Measurements) -> Report:
+    """Return the report of the measurements."""
     counts, last = measured.counts, measured.samples[-1] if measured.samples else {}
     num_lookups = counts["lookups"]
     sections: dict[str, Figures] = {
@@ -187,8 +169,7 @@ def report_of(scenario: Scenario, measured: Measurements, num_processes: int = 1
         sections["Training"] = _training(scenario, measured)
     return Report(
         name=scenario.name,
-        scenario={name: value for name, value in asdict(scenario).items() if name != "sessions"}
-        | {"processes": num_processes},
+        scenario={name: value for name, value in asdict(scenario).items() if name != "sessions"},
         sections=sections,
         samples=measured.samples,
     )

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
+from typing import NoReturn
 
 from swarm_protocol.errors import PeerUnreachable, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
@@ -63,11 +63,6 @@ class Links:
             a, b = (index[name] for name in path.between)
             self._latency_s[a][b] = self._latency_s[b][a] = path.latency_ms / 1e3
 
-    @property
-    def least_latency_s(self) -> float:
-        """The lowest latency between any two regions, or within one."""
-        return min(min(row) for row in self._latency_s)
-
     def latency_s(self, a: Place, b: Place) -> float:
         """Return the latency in one direction. A relay is assumed to be in the region of `b`."""
         latency_s = self._latency_s[a.region][b.region]
@@ -94,49 +89,19 @@ def is_relayed(a: Place, b: Place) -> bool:
     return (one == "relayed" or other == "relayed") and one != "open" and other != "open"
 
 
-class Caller(Protocol):
-    """The part of a host that is needed to send it an answer."""
-
-    peer_id: str
-    place: Place
-    down: Rate
-
-
-class CallReply(Protocol):
-    """The reply of a host to a call: `Answer`, or one that sends the answer to another process. Times are those of the
-    loop."""
-
-    def done(self) -> bool: ...
-
-    def resolve_at(self, arrives_s: float, response: bytes) -> None: ...
-
-    def reject_at(self, arrives_s: float, failure: bytes, peer_id: str) -> None:
-        """Raise in the caller the failure that `peer_id` answers with, in wire form. An empty failure means that the
-        peer does not serve the protocol."""
-
-    def time_out(self, until_s: float) -> None:
-        """Raise TimeoutError in the caller at `until_s`. Do nothing if that is infinite."""
-
-    def on_cancel(self, cancel: Callable[[], object]) -> None:
-        """Call `cancel` if the caller gives up."""
-
-
 class Answer(asyncio.Future[bytes]):
-    """The answer to a call by a host of this process. Implements `CallReply`."""
+    """The answer to a call. Times are those of the loop."""
 
     def resolve_at(self, arrives_s: float, response: bytes) -> None:
         self.get_loop().call_at(arrives_s, self.resolve, response)
 
-    def reject_at(self, arrives_s: float, failure: bytes, peer_id: str) -> None:
-        error = decode_failure(failure, peer_id) if failure else NotServed(peer_id)
+    def reject_at(self, arrives_s: float, error: Exception) -> None:
         self.get_loop().call_at(arrives_s, self.reject, error)
 
     def time_out(self, until_s: float) -> None:
+        """Raise TimeoutError in the caller at `until_s`. Do nothing if that is infinite."""
         if until_s < math.inf:  # otherwise the caller has a deadline of its own
-            self.get_loop().call_at(until_s, self.reject, TimeoutError())
-
-    def on_cancel(self, cancel: Callable[[], object]) -> None:
-        self.add_done_callback(lambda answer: answer.cancelled() and cancel())
+            self.reject_at(until_s, TimeoutError())
 
     def resolve(self, response: bytes) -> None:
         if not self.done():
@@ -147,27 +112,14 @@ class Answer(asyncio.Future[bytes]):
             self.set_exception(error)
 
 
-class DistantHost(Caller, Protocol):
-    """A host that another process of the simulation runs."""
-
-    async def called(
-        self, caller: SimulatedHost, protocol: str, request: bytes, sent_s: float, arrives_s: float, until_s: float
-    ) -> bytes:
-        """Answer a request that `caller` sent at `sent_s`. `arrives_s` leaves out this host's downlink. Raises as
-        `SimulatedHost.call` does."""
-
-
 class HostWorld:
-    """The hosts that are up, by peer id: `hosts` of this process, and `elsewhere` those of other processes. `left` has
-    the places of the hosts that left with a goodbye."""
+    """The `hosts` that are up, by peer id, and the places of those that have `left` with a goodbye."""
 
     def __init__(self, links: Links) -> None:
         self.links = links
         self.loop = asyncio.get_running_loop()
         self.hosts: dict[str, SimulatedHost] = {}
-        self.elsewhere: dict[str, DistantHost] = {}
         self.left: dict[str, Place] = {}
-        self.on_goodbye: Callable[[str], None] = lambda _peer_id: None
 
 
 class SimulatedHost:
@@ -194,13 +146,12 @@ class SimulatedHost:
         del self._world.hosts[self.peer_id]
         if goodbye:
             self._world.left[self.peer_id] = self.place
-            self._world.on_goodbye(self.peer_id)
         for task in self._tasks:
             task.cancel()
 
     def sees(self, peer_id: str) -> bool:
         """Return whether this peer is up. A real node sees it by its connection."""
-        return peer_id in self._world.hosts or peer_id in self._world.elsewhere
+        return peer_id in self._world.hosts
 
     async def serve(self, protocol: str, answer: UnaryHandler) -> None:
         """Serve a protocol by a handler that never waits, as those of the record DHT. It runs without a task."""
@@ -227,27 +178,27 @@ class SimulatedHost:
         world, loop = self._world, self._world.loop
         if not self.is_up:
             raise PeerUnreachable("this node has left", peer_id=self.peer_id)
-        target = world.hosts.get(peer_id)
-        now = loop.time()
-        if target is not None:
-            answer = Answer(loop=loop)
-            arrives_s, until_s = self._send(target, len(request), now), now + timeout_s
-            if arrives_s >= until_s:
-                answer.time_out(until_s)
-            loop.call_at(arrives_s, target.receive, self, protocol, request, answer, until_s)
-            return await answer
-        if (distant := world.elsewhere.get(peer_id)) is not None:
-            arrives_s = self._send(distant, len(request), now)
-            return await distant.called(self, protocol, request, now, arrives_s, now + timeout_s)
-        place = world.left.get(peer_id)
-        dial_s = DIAL_TIMEOUT_S if place is None else 2 * world.links.latency_s(self.place, place)
+        if (target := world.hosts.get(peer_id)) is None:
+            await self._dial_in_vain(peer_id, timeout_s)
+        answer = Answer(loop=loop)
+        arrives_s, until_s = self._send(target, len(request)), loop.time() + timeout_s
+        if arrives_s >= until_s:
+            answer.time_out(until_s)
+        loop.call_at(arrives_s, target._receive, self, protocol, request, answer, until_s)
+        return await answer
+
+    async def _dial_in_vain(self, peer_id: str, timeout_s: float) -> NoReturn:
+        """Dial a host that has left."""
+        place = self._world.left.get(peer_id)
+        dial_s = DIAL_TIMEOUT_S if place is None else 2 * self._world.links.latency_s(self.place, place)
         await asyncio.sleep(min(dial_s, timeout_s))
         if timeout_s < dial_s:
             raise TimeoutError
         raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
 
-    def _send(self, target: Caller, num_bytes: int, now: float) -> float:
+    def _send(self, target: SimulatedHost, num_bytes: int) -> float:
         """Count a message, and return the time at which it arrives."""
+        now = self._world.loop.time()
         num_bytes += OVERHEAD_BYTES
         self.num_sent += 1
         self.sent_bytes += num_bytes
@@ -255,7 +206,7 @@ class SimulatedHost:
         up_s, down_s = self.up.reserve(num_bytes, now), target.down.reserve(num_bytes, now)
         return (up_s if up_s > down_s else down_s) + num_bytes * s_per_byte + latency_s
 
-    def receive(self, caller: Caller, protocol: str, request: bytes, answer: CallReply, until_s: float) -> None:
+    def _receive(self, caller: SimulatedHost, protocol: str, request: bytes, answer: Answer, until_s: float) -> None:
         """Handle a request whose caller waits until `until_s`. A timer is set only if no answer will come in time: a
         timer for each call, cancelled by its answer, would double the cost of a message."""
         if answer.done():
@@ -264,7 +215,7 @@ class SimulatedHost:
             answer.time_out(until_s)
         elif (immediate := self._immediate.get(protocol)) is not None:
             response = _run_at_once(immediate(caller.peer_id, request))
-            arrives_s = self._send(caller, len(response), self._world.loop.time())
+            arrives_s = self._send(caller, len(response))
             if arrives_s < until_s:
                 answer.resolve_at(arrives_s, response)
             else:
@@ -273,17 +224,17 @@ class SimulatedHost:
             task = self._world.loop.create_task(self._answer_with(handler, caller, request, answer), name=protocol)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            answer.on_cancel(task.cancel)
+            answer.add_done_callback(lambda answer: answer.cancelled() and task.cancel())
         else:
-            answer.reject_at(self._send(caller, 0, self._world.loop.time()), b"", self.peer_id)
+            answer.reject_at(self._send(caller, 0), NotServed(self.peer_id))
 
-    async def _answer_with(self, handler: UnaryHandler, caller: Caller, request: bytes, answer: CallReply) -> None:
+    async def _answer_with(self, handler: UnaryHandler, caller: SimulatedHost, request: bytes, answer: Answer) -> None:
         try:
             response = await handler(caller.peer_id, request)
-            answer.resolve_at(self._send(caller, len(response), self._world.loop.time()), response)
+            answer.resolve_at(self._send(caller, len(response)), response)
         except SwarmError as error:
             failure = encode_failure(error)
-            answer.reject_at(self._send(caller, len(failure), self._world.loop.time()), failure, self.peer_id)
+            answer.reject_at(self._send(caller, len(failure)), decode_failure(failure, self.peer_id))
 
 
 def _run_at_once(answering: Awaitable[bytes]) -> bytes:

@@ -1,8 +1,8 @@
 """Implements `Network` for a simulated node: the real record DHT over simulated hosts.
 
 Calls use `simulated_host`, and streams the pipes of the memory network. Simulated nodes publish only valid records, so
-no node parses a record or checks its signature: the publisher shares the envelope with all nodes of its process
-(`SharedRecords`). Records are therefore signed by a stub. What rounds sign is signed and checked for real.
+no node parses a record or checks its signature: the publisher shares the envelope with all nodes (`SharedRecords`).
+Records are therefore signed by a stub. What rounds sign is signed and checked for real.
 """
 
 from __future__ import annotations
@@ -39,11 +39,9 @@ of a record."""
 
 
 class SharedRecords(RecordValidator):
-    """The envelopes of the newest records, by their bytes, for all nodes of one process. If the simulation `is_divided`
-    among several processes, a record of another one is parsed once."""
+    """The envelopes of the newest records, by their bytes, for all nodes."""
 
-    def __init__(self, *, is_divided: bool = False) -> None:
-        self._is_divided = is_divided
+    def __init__(self) -> None:
         super().__init__(NETWORK_ID, lambda: EPOCH_S + asyncio.get_running_loop().time())
         self._envelopes = NewestItems[bytes, Envelope](KEPT_RECORDS)
 
@@ -51,10 +49,7 @@ class SharedRecords(RecordValidator):
         self._envelopes[data] = envelope
 
     def envelope(self, data: bytes) -> Envelope | None:
-        envelope = self._envelopes.get(data)
-        if envelope is None and self._is_divided:
-            envelope = self._envelopes[data] = Envelope.parse(data)
-        return envelope
+        return self._envelopes.get(data)
 
 
 class _StubIdentity(Identity):
@@ -67,7 +62,7 @@ class _StubIdentity(Identity):
 
 
 class _SharingDht(RecordDht):
-    """Shares each record with all nodes of the process before it stores the record with some."""
+    """Shares each record with all nodes before it stores the record with some."""
 
     def __init__(
         self, host: SimulatedHost, prefix: str, records: SharedRecords, streams: StreamedCalls | None = None
@@ -183,13 +178,19 @@ class SimulatedNode:
     """The numbers of messages and bytes that it had sent when the measurement began."""
 
     @property
+    def addr(self) -> str:
+        """Return the address of this node, without its peer id."""
+        number = self.number
+        return f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001"
+
+    @property
     def record(self) -> NodeRecord:
         """Return the record of this node, as a volunteer publishes it."""
         memory_bytes = int(self.kind.memory_gib * 2**30)
         return NodeRecord(
             name=f"node-{self.number}",
             version="simulated",
-            addrs=(f"{addr_of(self.number)}/p2p/{self.identity.peer_id}",),
+            addrs=(f"{self.addr}/p2p/{self.identity.peer_id}",),
             device=self.kind.name[:64],
             memory_bytes=memory_bytes,
             free_memory_bytes=memory_bytes,
@@ -197,11 +198,6 @@ class SimulatedNode:
             started_at=EPOCH_S + self.joined_at,
             role="volunteer",
         )
-
-
-def addr_of(number: int) -> str:
-    """Return the address of a node, without its peer id."""
-    return f"/ip4/10.{number >> 16}.{number >> 8 & 255}.{number & 255}/tcp/4001"
 
 
 async def tend_table(network: SimulatedNetwork) -> None:

@@ -1,40 +1,40 @@
-"""Runs a scenario: nodes join, do their work and leave, and are measured.
+"""Runs a scenario in virtual time: nodes join, do their work and leave, and are measured.
 
-`simulation_run` runs a world in virtual time. Each node is one task, which the world's own task starts and ends. All
-randomness comes from the scenario's seed, so equal scenarios give equal reports.
-
-Each process of a divided simulation has a world. All of them compute when each node joins and leaves, but each runs
-only its own nodes (`distant_hosts`).
+Each node is one task, which the world's own task starts and ends. All randomness comes from the scenario's seed, so
+equal scenarios give equal reports.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
-from types import MappingProxyType
 from typing import TypeVar
 
+from swarm_protocol.checks import unchecked
 from swarm_protocol.identity import Identity
+from swarm_protocol.wire import handing_over
 
 from swarm import heap
 from swarm.network.membership import Membership
 from swarm.network.rate import Rate
-from swarm.simulation.distant_hosts import DistantNode, Division, WindowExchange
-from swarm.simulation.report import Measurements
+from swarm.simulation.message_sizes import SIZES, UNCHECKED
+from swarm.simulation.report import Measurements, Report, report_of
 from swarm.simulation.scenario import Model, Nat, NodeClass, Region, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, SimulatedHost, place_at
-from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork, SimulatedNode, addr_of, tend_table
+from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork, SimulatedNode, tend_table
 from swarm.simulation.simulated_serving import SimulatedGateway, SimulatedServer
 from swarm.simulation.world_measurements import SETTLED_S, LookupProbes, Population, take_sample, take_traffic
+from swarm.testing import virtual_time
 
 S = TypeVar("S", Region, Nat)
+OnMinute = Callable[[float, int], None]
 
 NUM_SEEDS = 3
 """Nodes through which the others join, and which never leave."""
@@ -53,22 +53,34 @@ _SEED = NodeClass(name="seed", up_mbit=1000.0, down_mbit=1000.0)
 _OPEN = Nat()
 
 
-class World:
-    """Runs one scenario, or the part of it that is this process's."""
+def simulate(
+    scenario: Scenario, *, on_minute: OnMinute = lambda _minute, _nodes: None, real_limit_s: float = 86400.0
+) -> Report:
+    """Run a scenario in virtual time and return its report.
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        on_minute: Callable[[float, int], None],
-        *,
-        division: Division | None = None,
-        pipes: Mapping[int, Connection] = MappingProxyType({}),
-    ) -> None:
-        """`pipes` lead to the other processes of `division`, by their index."""
+    `on_minute` is called after each simulated minute, including those of the warm-up, with that minute and the number
+    of nodes.
+
+    Raises `virtual_time.RealTimeout` after `real_limit_s` of real time, and what a task of the simulation raises.
+    """
+    thresholds = gc.get_threshold()
+    # by default the garbage collector would go through millions of lasting objects so often that it took half the time
+    gc.set_threshold(1_000_000, 20, 1000)
+    try:
+        with handing_over(SIZES), unchecked(UNCHECKED):
+            run = World(scenario, on_minute).run()
+            measured = virtual_time.run(run, real_timeout_s=real_limit_s, watch_tasks=False)
+    finally:
+        gc.set_threshold(*thresholds)
+    return report_of(scenario, measured)
+
+
+class World:
+    """Runs one scenario."""
+
+    def __init__(self, scenario: Scenario, on_minute: OnMinute) -> None:
         self._scenario = scenario
         self._on_minute = on_minute
-        self._division = division or Division(scenario)
-        self._pipes = pipes
         self._measured = Measurements()
         self._population = Population()
         self._random = random.Random(f"{scenario.seed}/world")
@@ -83,15 +95,14 @@ class World:
         self._is_over = False
 
     async def run(self) -> Measurements:
-        """Run the scenario to its end. Raises what a task of a node raises, and ProcessEnded."""
+        """Run the scenario to its end. Raises what a task of a node raises."""
         scenario = self._scenario
         self._start_s = asyncio.get_running_loop().time()
         self._measured_from_s = self._start_s + scenario.warm_up_minutes * 60
         self._hosts = HostWorld(Links(scenario))
-        self._records = SharedRecords(is_divided=bool(self._pipes))
+        self._records = SharedRecords()
         self._end_s = self._measured_from_s + scenario.minutes * 60
-        self._exchange = WindowExchange(self._hosts, self._division.index, self._pipes, self._end_s)
-        if scenario.training is not None and self._division.index == 0:
+        if scenario.training is not None:
             # imports torch, for which a scenario without trainers does not wait
             from swarm.simulation.simulated_training import TrainingWorld  # noqa: PLC0415
 
@@ -100,8 +111,6 @@ class World:
         try:
             self._schedule_joins()
             self._spawn(self._probe(), "probes")
-            if self._pipes:
-                self._spawn(self._exchange.run(), "exchange")
             await self._sample_every_minute()
             take_traffic(scenario.minutes, self._measured_from_s, self._population, self._measured)
             return self._measured
@@ -118,7 +127,7 @@ class World:
         without its last SETTLED_S / 2, and those of later sessions of a trace at their times."""
         loop, scenario = asyncio.get_running_loop(), self._scenario
         for _ in range(NUM_SEEDS):
-            self._seeds.append(self._join(_SEED, leaves_at=None))
+            self._seeds.append(self._join(_SEED).identity.peer_id)
         window_s = self._measured_from_s - self._start_s - SETTLED_S / 2
         for index in range(scenario.nodes):
             join_s, leave_s = scenario.sessions[index] if scenario.sessions else (0.0, self._stay_s())
@@ -147,8 +156,8 @@ class World:
             case _:
                 return math.inf
 
-    def _join(self, kind: NodeClass, leaves_at: float | None) -> str:
-        """Let a node join, in this process or another one, and return its peer id."""
+    def _join(self, kind: NodeClass, leaves_at: float = math.inf) -> SimulatedNode:
+        """Let a node join. It leaves at `leaves_at`, if that is before the end."""
         loop, scenario = asyncio.get_running_loop(), self._scenario
         self._num_created += 1
         number = self._num_created
@@ -156,51 +165,36 @@ class World:
         identity = Identity(seed)
         nat = _OPEN if kind is _SEED else self._draw(scenario.nats)
         place = place_at(scenario.regions.index(self._draw(scenario.regions)), nat)
-        if leaves_at is not None and leaves_at < self._end_s:
-            loop.call_at(leaves_at, self._leave, number, kind)
-        if (process := self._division.process_of(number, kind)) != self._division.index:
-            distant = self._population.distant[number] = DistantNode(
-                number, identity.peer_id, place, process, self._exchange
-            )
-            self._exchange.add(number, addr_of(number), distant)
-            return identity.peer_id
         up, down = Rate(kind.up_mbit * BYTES_PER_MBIT), Rate(kind.down_mbit * BYTES_PER_MBIT)
         host = SimulatedHost(self._hosts, identity.peer_id, place, up=up, down=down)
         node = SimulatedNode(number=number, kind=kind, identity=identity, host=host, joined_at=loop.time())
         self._population.nodes[number] = node
-        self._exchange.add(number, addr_of(number), host)
+        if leaves_at < self._end_s:
+            loop.call_at(leaves_at, self._leave, node)
         self._measured.count("joined")
         node.task = self._spawn(self._live(node, seed), f"node {number}")
-        return identity.peer_id
+        return node
 
     def _draw(self, among: Sequence[S]) -> S:
         return self._random.choices(among, [each.share for each in among])[0]
 
-    def _leave(self, number: int, kind: NodeClass) -> None:
+    def _leave(self, node: SimulatedNode) -> None:
         """Let a node leave, with a goodbye or without, and schedule the one that replaces it."""
         if self._is_over:
             return
-        says_goodbye = self._random.random() < self._scenario.churn.goodbye
-        if number in self._population.nodes:
-            self._end(self._population.nodes.pop(number), says_goodbye=says_goodbye)
-        else:
-            distant = self._population.distant.pop(number)
-            if not says_goodbye:  # its own process sends a goodbye
-                distant.stop(goodbye=False)
-        if self._scenario.churn.replace and not self._scenario.sessions:
-            loop = asyncio.get_running_loop()
-            at_s = loop.time() + self._random.uniform(0, REPLACE_WITHIN_S)
-            loop.call_at(at_s, self._join, kind, at_s + self._stay_s())
-
-    def _end(self, node: SimulatedNode, *, says_goodbye: bool) -> None:
-        """End a node's task, which says goodbye unless its host is already down."""
+        del self._population.nodes[node.number]
         self._measured.count("left")
-        if not says_goodbye:
+        churn = self._scenario.churn
+        if self._random.random() >= churn.goodbye:
             node.host.stop(goodbye=False)
             if self._population.training is not None:
                 self._population.training.crash(node.identity.peer_id)
         assert node.task is not None
-        node.task.cancel()
+        node.task.cancel()  # it says goodbye unless its host is already down
+        if churn.replace and not self._scenario.sessions:
+            loop = asyncio.get_running_loop()
+            at_s = loop.time() + self._random.uniform(0, REPLACE_WITHIN_S)
+            loop.call_at(at_s, self._join, node.kind, at_s + self._stay_s())
 
     async def _live(self, node: SimulatedNode, seed: bytes) -> None:
         """Run a node until it is cancelled."""
@@ -209,7 +203,7 @@ class World:
             node.streams = self._population.training.streams_of(node.identity, node.host)
         try:
             network = await SimulatedNetwork.join(
-                seed, node.host, self._records, addr=addr_of(node.number), entries=entries, streams=node.streams
+                seed, node.host, self._records, addr=node.addr, entries=entries, streams=node.streams
             )
             async with Membership(network) as membership:
                 membership.announce(node.record)
@@ -267,7 +261,7 @@ class World:
                 take_sample((at_s - self._measured_from_s) / 60, self._scenario, self._population, measured)
             elif at_s >= self._measured_from_s:
                 self._begin_measurement()
-            self._on_minute((at_s - self._start_s) / 60, self._population.num_nodes)
+            self._on_minute((at_s - self._start_s) / 60, len(self._population.nodes))
             if heap.resident_bytes() > HUGE_PAGES_GROWTH * self._huge_pages_bytes:
                 heap.use_huge_pages()
                 self._huge_pages_bytes = heap.resident_bytes()
@@ -279,7 +273,7 @@ class World:
 
     async def _probe(self) -> None:
         await asyncio.sleep(self._measured_from_s - asyncio.get_running_loop().time())
-        chance = random.Random(f"{self._scenario.seed}/probes/{self._division.index}")
+        chance = random.Random(f"{self._scenario.seed}/probes/0")
         await LookupProbes(self._scenario.probes_per_minute / 60, chance, self._population, self._measured).run()
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:

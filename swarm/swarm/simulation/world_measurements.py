@@ -14,10 +14,8 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import publish_key
 
 from swarm.router.routing import missing_spans
-from swarm.simulation.distant_hosts import DistantNode
 from swarm.simulation.report import Measurements, mean
 from swarm.simulation.scenario import Scenario
-from swarm.simulation.simulated_host import SimulatedHost
 from swarm.simulation.simulated_network import SimulatedNode
 from swarm.simulation.simulated_serving import SimulatedServer
 
@@ -32,24 +30,17 @@ PROBE_TIMEOUT_S = 5.0
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Population:
-    """The nodes that are present: those of this process and, in `distant`, those of other processes, by number.
-    `servers` are the servers of this process, by peer id. `training` is None if the scenario has none, or if another
-    process has the trainers."""
+    """The nodes that are present, by number, and the servers among them, by peer id. `training` is None if the scenario
+    has none."""
 
     nodes: dict[int, SimulatedNode] = field(default_factory=dict)
-    distant: dict[int, DistantNode] = field(default_factory=dict)
     servers: dict[str, SimulatedServer] = field(default_factory=dict)
     training: TrainingWorld | None = None
 
-    @property
-    def num_nodes(self) -> int:
-        return len(self.nodes) + len(self.distant)
-
-    def settled(self) -> list[SimulatedNode | DistantNode]:
+    def settled(self) -> list[SimulatedNode]:
         """Return the nodes that joined more than SETTLED_S ago."""
         before = asyncio.get_running_loop().time() - SETTLED_S
-        own = [node for node in self.nodes.values() if node.joined_at < before and node.membership is not None]
-        return [*own, *(node for node in self.distant.values() if node.joined_at < before)]
+        return [node for node in self.nodes.values() if node.joined_at < before and node.membership is not None]
 
 
 def take_sample(minute: float, scenario: Scenario, population: Population, measured: Measurements) -> None:
@@ -58,7 +49,7 @@ def take_sample(minute: float, scenario: Scenario, population: Population, measu
     counts = [node.network.dht.counts for node in nodes if node.membership and node.network]
     sample = {
         "minute": minute,
-        "nodes": population.num_nodes,
+        "nodes": len(nodes),
         "records_mean": mean([each.num_records for each in counts]),
         "records_max": max([each.num_records for each in counts], default=0),
         "peers_mean": mean([each.num_peers for each in counts]),
@@ -78,7 +69,6 @@ def take_sample(minute: float, scenario: Scenario, population: Population, measu
         sample |= {f"trainers_{name}": number for name, number in training.situations().items()}
         sample["committed_tokens"] = measured.counts["committed tokens"]
     measured.samples.append(sample)
-    measured.num_sampled.append(len(counts))
 
 
 def take_traffic(minutes: float, begin_s: float, population: Population, measured: Measurements) -> None:
@@ -91,8 +81,7 @@ def take_traffic(minutes: float, begin_s: float, population: Population, measure
 
 
 class LookupProbes:
-    """Has random nodes look for the records of others, `rate` times a second. The processes of a divided simulation
-    draw independently, and each skips the lookups of nodes that are not its own."""
+    """Has random nodes look for the records of others, `rate` times a second."""
 
     def __init__(self, rate: float, random: Random, population: Population, measured: Measurements) -> None:
         self._rate = rate
@@ -108,15 +97,13 @@ class LookupProbes:
                 settled = self._population.settled()
                 if len(settled) > 1:
                     asker, sought = self._random.sample(settled, 2)
-                    if isinstance(asker, SimulatedNode):
-                        host = sought.host if isinstance(sought, SimulatedNode) else sought
-                        lookups.create_task(self._look_for(asker, host), name="probe")
+                    lookups.create_task(self._look_for(asker, sought), name="probe")
 
-    async def _look_for(self, asker: SimulatedNode, sought: SimulatedHost | DistantNode) -> None:
+    async def _look_for(self, asker: SimulatedNode, sought: SimulatedNode) -> None:
         assert asker.network is not None
-        loop, measured = asyncio.get_running_loop(), self._measured
+        loop, measured, sought_id = asyncio.get_running_loop(), self._measured, sought.identity.peer_id
         began_s = loop.time()
-        keys = [publish_key(asker.record, sought.peer_id, depth) for depth in range(4)]
+        keys = [publish_key(asker.record, sought_id, depth) for depth in range(4)]
         try:
             found = await asker.network.lookup(keys, timeout_s=PROBE_TIMEOUT_S)
         except SwarmError:
@@ -124,8 +111,8 @@ class LookupProbes:
                 measured.count("lookups")
                 measured.count("lookups failed")
             return
-        if asker.host.is_up and sought.is_up:  # otherwise the lookup is void
+        if asker.host.is_up and sought.host.is_up:  # otherwise the lookup is void
             measured.count("lookups")
-            measured.count("records lost", all(envelope.peer_id != sought.peer_id for envelope in found))
+            measured.count("records lost", all(envelope.peer_id != sought_id for envelope in found))
             measured.take(measured.lookup_hops, asker.network.dht.last_hops)
             measured.take(measured.lookup_s, loop.time() - began_s)

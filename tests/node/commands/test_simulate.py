@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from swarm.simulation.report import Measurements, Report, report_of
-from swarm.simulation.scenario import Scenario
 from swarm_node import cli
-from swarm_node.commands import simulate
 
 SCENARIO = 'nodes = 5\nminutes = 1\nwarm_up_minutes = 2\n[churn]\nmodel = "trace"\ntrace = "sessions.csv"\n'
 
@@ -27,38 +24,11 @@ def test_simulate_writes_a_page_and_json(tmp_path: Path, capsys: pytest.CaptureF
     assert Path(event["html"]).read_text().startswith("<!doctype html>")
 
 
-def test_simulate_passes_on_the_number_of_processes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path, asked_for = tmp_path / "small.toml", list[int]()
-
-    def simulated(scenario: Scenario, *, processes: int, on_minute: object) -> Report:
-        asked_for.append(processes)
-        return report_of(scenario, Measurements(), processes)
-
-    monkeypatch.setattr(simulate, "simulate", simulated)
-    path.write_text("nodes = 5")
-    for options in ([], ["--processes", "3"]):
-        assert cli.run(["simulate", str(path), "--out", str(tmp_path / "report"), *options]) == 0
-        told = "in 3 processes" if options else "in one process"
-        assert f"simulating 5 nodes {told}\n" in capsys.readouterr().err
-    assert asked_for == [1, 3]
-    path.write_text("nodes = 5\n[[regions]]\nlatency_ms = 1")
-    assert cli.run(["simulate", str(path), "--out", str(tmp_path / "report"), "--processes", "3"]) == 0
-    assert (
-        "simulating 5 nodes in one process, because the latency between some nodes is below 2 ms"
-        in capsys.readouterr().err
-    )
-    assert cli.run(["simulate", str(path), "--processes", "0"]) != 0
-    assert "--processes: '0'" in capsys.readouterr().err
-
-
-def test_simulate_names_the_range_of_a_number_outside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_names_the_range_of_a_seed_outside_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "small.toml"
     path.write_text("nodes = 5")
-    for options, remedy in ((["--processes", "100"], "use 1 to 16"), (["--seed", "-1"], "use 0 to 2147483647")):
-        assert cli.run(["simulate", str(path), *options]) == 2
-        assert remedy in capsys.readouterr().err
+    assert cli.run(["simulate", str(path), "--seed", "-1"]) == 2
+    assert "use 0 to 2147483647" in capsys.readouterr().err
 
 
 def test_simulate_refuses_a_missing_directory_before_it_simulates(

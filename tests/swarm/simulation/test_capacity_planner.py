@@ -9,7 +9,7 @@ import pytest
 from swarm.simulation.capacity_planner import Try, plan_capacity, with_number
 from swarm.simulation.report import ANSWERED, COVERED, TOKENS_PER_S, UTILIZATION, Report
 from swarm.simulation.scenario import Model, NodeClass, Plan, Scenario, Training
-from swarm.simulation.simulation_run import simulate
+from swarm.simulation.world import simulate
 
 SCENARIO = Scenario(
     nodes=100,

@@ -1,15 +1,16 @@
-"""Tests that calls between simulated hosts time out, and that calls answered in time set no timer for that."""
+"""Tests how and when calls between simulated hosts end, and that those answered in time set no timer for their end."""
 
 from __future__ import annotations
 
 import asyncio
 
 import pytest
+from swarm.network.interface import NotServed
 from swarm.network.rate import Rate
 from swarm.simulation.scenario import Nat, Region, Scenario
 from swarm.simulation.simulated_host import DIAL_TIMEOUT_S, Answer, HostWorld, Links, Place, SimulatedHost
 from swarm.testing import virtual_time
-from swarm_protocol.errors import PeerUnreachable
+from swarm_protocol.errors import PeerRefused, PeerUnreachable
 
 LATENCY_S = 0.1
 
@@ -87,6 +88,63 @@ def test_dial_of_a_host_that_left_without_a_word_ends_at_the_time_out() -> None:
         assert await seconds_until_timeout(asker, DIAL_TIMEOUT_S / 2) == pytest.approx(DIAL_TIMEOUT_S / 2)
         with pytest.raises(PeerUnreachable):
             await asker.call("answerer", "echo", b"hello", timeout_s=2 * DIAL_TIMEOUT_S)
+
+    virtual_time.run(main())
+
+
+def test_host_that_left_with_a_goodbye_refuses_at_once() -> None:
+    async def main() -> None:
+        asker, answerer = two_hosts()
+        assert asker.sees("answerer")
+        answerer.stop(goodbye=True)
+        assert not asker.sees("answerer")
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(PeerUnreachable):
+            await asker.call("answerer", "echo", b"hello", timeout_s=3)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(2 * LATENCY_S)
+
+    virtual_time.run(main())
+
+
+def test_error_of_a_handler_that_waits_reaches_the_caller_as_over_a_wire() -> None:
+    async def refuse(_peer_id: str, _request: bytes) -> bytes:
+        await asyncio.sleep(0.25)
+        raise PeerRefused("no room", retry_after_s=3)
+
+    async def main() -> None:
+        asker, answerer = two_hosts()
+        answerer.serve_in_tasks("full", refuse)
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(PeerRefused, match="no room") as error:
+            await asker.call("answerer", "full", b"hello")
+        assert (error.value.peer_id, error.value.retry_after_s) == ("answerer", 3)
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(0.25 + 2 * LATENCY_S, rel=1e-3)
+        with pytest.raises(NotServed):
+            await asker.call("answerer", "echo", b"hello")
+
+    virtual_time.run(main())
+
+
+def test_caller_that_gives_up_ends_the_work_of_the_handler() -> None:
+    async def main() -> None:
+        ended = list[float]()
+
+        async def work(_peer_id: str, _request: bytes) -> bytes:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(asyncio.get_running_loop().time() - began_s)
+            return b""
+
+        asker, answerer = two_hosts()
+        answerer.serve_in_tasks("work", work)
+        began_s = asyncio.get_running_loop().time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
+                await asker.call("answerer", "work", b"hello")
+        await asyncio.sleep(0.1)
+        assert ended == [pytest.approx(1)]
+        assert answerer.num_sent == 0
 
     virtual_time.run(main())
 

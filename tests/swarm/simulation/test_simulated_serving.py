@@ -13,7 +13,7 @@ from swarm.network.rate import Rate
 from swarm.simulation.report import ANSWERED, TOKENS_PER_S, WORK
 from swarm.simulation.scenario import Model, NodeClass, Scenario
 from swarm.simulation.simulated_serving import ANNOUNCE_S, SimulatedServer
-from swarm.simulation.simulation_run import simulate
+from swarm.simulation.world import simulate
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.records import ServeRecord

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 from swarm.serving.server import span_placer
-from swarm.simulation import simulated_serving, simulated_training, simulation_run, world
+from swarm.simulation import simulated_serving, simulated_training, world
 from swarm.simulation.report import IN_WORK, Report
 from swarm.simulation.scenario import Churn, Model, Nat, NodeClass, Scenario, Training
-from swarm.simulation.simulation_run import simulate
+from swarm.simulation.world import simulate
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import FindResponse, Found
 from swarm_protocol.records import ServeRecord
@@ -75,8 +75,8 @@ def test_equal_seeds_give_equal_reports_also_where_messages_are_parsed(
         return nullcontext()
 
     report = served()
-    monkeypatch.setattr(simulation_run, "handing_over", parsing)
-    monkeypatch.setattr(simulation_run, "unchecked", parsing)
+    monkeypatch.setattr(world, "handing_over", parsing)
+    monkeypatch.setattr(world, "unchecked", parsing)
     assert simulate(SERVING).to_json() == report.to_json()
     assert {FindResponse, ServeRecord, Found} <= {*asked_for}
 

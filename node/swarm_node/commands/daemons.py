@@ -72,10 +72,8 @@ def join(flags: Flags) -> int:
         say_lookup(config.model, emitter)
     idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
     role = "volunteer:VolunteerRole" if config.run or config.model else idle
-    if config.run or config.model or (config.take != "nothing" and config.probe != "off"):
-        # otherwise nothing is printed for many seconds on a busy machine
-        emitter.emit("starting")
-    return live(flags, config, f"swarm_node.roles.{role}", joins=True)
+    is_slow = bool(config.run or config.model) or (config.take != "nothing" and config.probe != "off")
+    return live(flags, config, f"swarm_node.roles.{role}", joins=True, is_slow=is_slow)
 
 
 def _check_invitations(config: Config, run_id: str, peer_id: str) -> None:
@@ -188,11 +186,12 @@ def check_model_directory(place: Path, remedy: str) -> None:
         raise ConfigError(f"{place} is not a Hugging Face model directory: {found}", remedy=remedy)
 
 
-def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
+def live(flags: Flags, config: Config, role_code: str, *, joins: bool, is_slow: bool = False) -> int:
     """Lock the home and run the role whose class `role_code` names. Return the exit code.
 
-    `joins` means that the role needs a peer to join through.
+    `joins` means that the role needs a peer to join through. A role that `is_slow` loads torch or measures the machine.
     """
+    emitter = Emitter(json=flags.json)
     home = Home(config.home)
     home.create()
     with home.locked():
@@ -209,9 +208,11 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool) -> int:
 
             bound(config.metrics).close()  # the exporter binds the address again once it can answer
         # the checks above come first, because importing torch and the network takes seconds
+        if is_slow:
+            emitter.emit("starting")  # otherwise nothing is printed for many seconds on a busy machine
         with lean_imports():
             role: NodeRole = imported(role_code)(config)
             from swarm_node import daemon  # noqa: PLC0415
 
         diagnostics.quieten_libraries()
-        return daemon.run(config, home, Emitter(json=flags.json), role)
+        return daemon.run(config, home, emitter, role)

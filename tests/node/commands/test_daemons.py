@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,8 @@ from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
+
+SEED = f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity.generate().peer_id}"
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, "passive"), ("active", "active")])
@@ -47,44 +50,47 @@ def test_join_that_does_not_serve_does_not_change_the_threads(tmp_path: Path, mo
     assert "OMP_WAIT_POLICY" not in os.environ
 
 
+@pytest.fixture
+def printed_before_role(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """What a daemon has printed on stdout and stderr when it imports its role, which imports torch. The daemon then
+    ends with code 0."""
+    printed = list[str]()
+
+    def imported(role_code: str) -> Callable[[Config], None]:
+        printed.extend([role_code, *capsys.readouterr()])
+        return lambda _config: None
+
+    monkeypatch.setattr(daemons, "imported", imported)
+    monkeypatch.setattr("swarm_node.daemon.run", lambda *_arguments: 0)
+    return printed
+
+
 @pytest.mark.parametrize("rule", ["welcome", "required"])
 def test_join_says_that_it_starts_unless_the_run_lets_it_only_watch(
-    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rule: str, tmp_path: Path, printed_before_role: list[str]
 ) -> None:
-    """The role imports torch, so everything that is printed or refused comes before it is made."""
-    started = list[str]()
-
-    def live(_flags: Flags, _config: Config, role_code: str, *, joins: bool) -> int:
-        started.extend(capsys.readouterr())
-        assert (role_code, joins) == ("swarm_node.roles.volunteer:VolunteerRole", True)
-        return 0
-
-    monkeypatch.setattr(daemons, "live", live)
     path = tmp_path / "run.toml"
     write_run(path, RunConfig(name="story", invitations=rule), Identity.generate())
-    flags = Flags(values={"home": str(tmp_path / "home"), "run": str(path)}, json=True, file=None)
+    values = {"home": str(tmp_path / "home"), "run": str(path), "peers": SEED}
+    flags = Flags(values=values, json=True, file=None)
     if rule == "required":
         with pytest.raises(ConfigError, match="takes only nodes with an invitation"):
             daemons.join(flags)
-        assert started == []
+        assert printed_before_role == []
     else:
         assert daemons.join(flags) == 0
-        event, line = started
+        role_code, event, line = printed_before_role
+        assert role_code == "swarm_node.roles.volunteer:VolunteerRole"
         assert json.loads(event)["event"] == "starting"
         assert line == "starting: loading torch and, at the first start, measuring this machine\n"
 
 
 @pytest.mark.parametrize(("more", "first"), [((), "starting"), (("--probe", "off"), ""), (("--take", "nothing"), "")])
 def test_join_without_work_says_that_it_starts_if_it_measures_the_machine(
-    more: tuple[str, ...],
-    first: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    more: tuple[str, ...], first: str, tmp_path: Path, printed_before_role: list[str]
 ) -> None:
-    monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
-    assert cli.run(["join", "--home", str(tmp_path), "--no-mdns", *more]) == 0
-    assert capsys.readouterr().err.partition(":")[0] == first
+    assert cli.run(["join", "--home", str(tmp_path), "--peers", SEED, *more]) == 0
+    assert printed_before_role[-1].partition(":")[0] == first
 
 
 def test_join_needs_no_data_when_the_pinned_tokens_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ Peers that decide in the same second agree without a leader. Each publishes a pr
 spread, and decides again, letting those with a lower hash choose first (`turn_hash`). Since every peer computes all
 choices from the same proposals, all arrive at one plan. A move is announced before the new blocks are loaded. No move
 relies on a block that another node is about to leave, so two nodes never leave a gap behind. If two nodes want the same
-move, the one with the lower hash makes it. Each move leaves fewer blocks without a server, else fewer with only one,
-else makes the slowest block a third faster. So the moves end while no node joins or leaves.
+move, the one with the lower hash makes it. If they announce it before they see each other, and only they serve their
+blocks, both stay, and the one that searches first the next time makes it. Each move leaves fewer blocks without a
+server, else fewer with only one, else makes the slowest block a third faster. So the moves end while no node joins or
+leaves.
 `swarm.serving.server.span_placer` publishes and waits.
 
 Legend of shapes: B blocks, W windows.

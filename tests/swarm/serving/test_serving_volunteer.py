@@ -226,17 +226,19 @@ def test_volunteer_moves_to_blocks_that_lost_their_server_before_leaving_its_own
     virtual_time.run(scenario())
 
 
+def slow_down(network: Any) -> None:
+    """Delay what `network` publishes by a second."""
+    publish = network.publish
+
+    async def publish_later(*arguments: Any, **options: Any) -> Any:
+        await asyncio.sleep(1.0)
+        return await publish(*arguments, **options)
+
+    network.publish = publish_later
+
+
 def test_volunteers_leave_no_gap_when_two_would_move_before_their_records_arrive(llama_dir: Path) -> None:
     """The new blocks load at once here, before either can have seen that the other is about to move."""
-
-    def slow_down(network: Any) -> None:
-        publish = network.publish
-
-        async def publish_later(*arguments: Any, **options: Any) -> Any:
-            await asyncio.sleep(1.0)
-            return await publish(*arguments, **options)
-
-        network.publish = publish_later
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
@@ -255,6 +257,38 @@ def test_volunteers_leave_no_gap_when_two_would_move_before_their_records_arrive
                 num_moves_announced += sum(v.server.announcer.moving_to != (0, 0) for v in place.placers if v.server)
                 assert place.spans()[0] == (0, 3)
             assert num_moves_announced >= 2
+
+    virtual_time.run(scenario())
+
+
+def test_volunteers_that_both_stayed_after_they_announced_one_move_at_once_make_it_at_the_next_search(
+    llama_dir: Path,
+) -> None:
+    """Their searches are 0.7 s apart at first, less than a record takes to arrive, and 1.4 s the next time."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 2, max_blocks=3)
+            lonely = await place.add(span=(3, 6))
+            waits = {p._network.peer_id: f"{nth * int(0.035 * 2**32):08x}" for nth, p in enumerate(place.placers)}
+            stack.enter_context(patch("swarm.serving.server.span_placer.turn_hash", waits.__getitem__))
+            for placer in place.placers:
+                slow_down(placer._network)
+            await lonely.start()
+            await asyncio.sleep(2.0)
+            await asyncio.gather(*(placer.start() for placer in place.placers[:2]))
+            assert place.spans() == [(0, 3), (0, 3), (3, 6)]
+            place.placers.remove(lonely)
+            await lonely.close()
+            both_announced = []
+            for _ in range(int(2 * WATCH_S + 4 * SETTLE_S)):
+                await asyncio.sleep(1.0)
+                moves = [v.server.announcer.moving_to for v in place.placers if v.server is not None]
+                both_announced.append(moves == [(3, 6), (3, 6)])
+                assert place.spans()[0] == (0, 3)
+            assert any(both_announced)
+            assert not any(both_announced[int(WATCH_S + 2 * SETTLE_S) :])
+            assert place.spans() == [(0, 3), (3, 6)]
 
     virtual_time.run(scenario())
 

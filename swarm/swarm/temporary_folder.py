@@ -1,7 +1,7 @@
 """Temporary folders named by their process's id. Creating one removes those of processes that were killed.
 
-The name has the namespace of the id, too: where containers share the folder of temporary files, the processes of each
-are unknown to the others, and only its own next process removes what a killed one left.
+The name also has the namespace of the id. Containers that share the folder of temporary files do not see each other's
+processes, so a folder is removed only by a process of its own namespace.
 
 A process that ends as it should removes its own. Blocking, and safe from any thread.
 """
@@ -45,7 +45,7 @@ def _remove_orphans() -> None:
 
 
 def _namespace() -> int:
-    """Return the number of this process's namespace of process ids; 0 where there is none but the machine's."""
+    """Return the number of this process's namespace of process ids; 0 on systems without such namespaces."""
     try:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:

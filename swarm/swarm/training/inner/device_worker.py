@@ -68,7 +68,7 @@ def work(assignment: Assignment, pipe: connection.Connection) -> None:
         os._exit(1)  # the parent is gone
     except Exception as error:  # torch and the model raise many kinds; the other workers must not wait for this one
         pipe.send(("broken", f"{type(error).__name__}: {error}"[:500]))
-        sys.exit(1)
+        os._exit(1)  # without the clean-up of torch's connections, which can abort this process when another one ends
 
 
 class _DeviceWorker:

@@ -239,9 +239,9 @@ class SeveralDevices:
         except (EOFError, OSError) as error:
             raise _Failed(_end_of(worker)) from error
         if answer[0] == "broken":
-            # the cause may be that another worker died
-            dead = connection.wait([each.process.sentinel for each in self._workers if each is not worker], _SETTLE_S)
-            cause = next((each for each in self._workers if each.process.sentinel in dead), None)
+            # the cause may be that another worker was killed; one that failed itself, or because of this one, exits
+            connection.wait([each.process.sentinel for each in self._workers if each is not worker], _SETTLE_S)
+            cause = next((each for each in self._workers if (each.process.exitcode or 0) < 0), None)
             raise _Failed(_end_of(cause) if cause else f"{worker.device}: {answer[1]}")
         return answer
 

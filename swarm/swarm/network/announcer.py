@@ -168,12 +168,16 @@ class Announcer:
         depth = self._depths.get(key, 0)
         if depth and self._num_published % MOVE_UP_EVERY == 0:
             depth -= 1
+        first = depth
         try:
             async with asyncio.timeout(PUBLISH_TIMEOUT_S):
                 taken = await self._is_taken(record, depth, life_s)
                 while not taken and depth < limits.MAX_KEY_DEPTH:
                     depth += 1
                     taken = await self._is_taken(record, depth, life_s)
+                # perhaps no peer was in reach at first, and nobody reads below a key that is not full
+                if taken and depth > first and await self._is_taken(record, first, life_s):
+                    depth = first
                 self._depths[key] = depth if taken else 0
         except TimeoutError:
             return f"no peer confirmed it within {PUBLISH_TIMEOUT_S:g} s"

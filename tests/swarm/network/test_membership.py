@@ -799,6 +799,30 @@ def test_record_without_room_under_a_full_key_is_listed_from_the_key_below(monke
     virtual_time.run(main())
 
 
+@in_virtual_time
+async def test_record_that_first_found_no_peer_in_reach_is_published_where_all_look_for_it() -> None:
+    """It is offered to longer keys while no peer is in reach, and nobody reads these unless the first key is full."""
+    internet = make_internet()
+    a, b = counting(internet.network()), internet.network()
+    internet.partition([[a.peer_id], [b.peer_id]])
+    plain = a.publish
+
+    async def publish(key: str, payload: bytes, *, lifetime_s: float) -> bool:
+        if key != lookup_key("nodes"):
+            internet.heal()
+        return await plain(key, payload, lifetime_s=lifetime_s)
+
+    a.publish = publish  # type: ignore[method-assign]
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        at_a.announce(node_record("a"))
+        await asyncio.sleep(SEEN_S)
+        at_a.announce(node_record("renamed"))
+        await asyncio.sleep(SEEN_S)
+        assert (await at_b.nodes())[a.peer_id].name == "renamed"
+        assert [key for _, key in a.publishes[2:]] == [lookup_key("nodes")] * 2
+    await internet.close()
+
+
 def test_crowded_name_does_not_hide_another_one_below_its_full_key(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

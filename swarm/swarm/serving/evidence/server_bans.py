@@ -1,7 +1,9 @@
 """The servers that evidence convicts: each with the verdict and its evidence.
 
-The end of a ban follows from the evidence, so it is the same for all nodes. Anyone can make keys that convict
-themselves, so bans of servers that are not listed are few, and displace no others. Values only; times are Unix seconds.
+The end of a ban follows from the evidence, so it is the same for all nodes that hold the same evidence. A node with
+evidence of an earlier lie takes that of a later one when its own ban has ended and it asks again. Anyone can make keys
+that convict themselves, so bans of servers that are not listed are few, and displace no others. Values only; times are
+Unix seconds.
 """
 
 from __future__ import annotations

@@ -207,6 +207,7 @@ class ServerConvictions:
             wrong = read_possession(data)
             peer_id, at = accused(wrong)
             now = self._network.now()
+            await self._forget(self._bans.lapse(now))  # first: a lie soon after that of an ended ban is news
             # a later date is no violation: clocks differ, and an honest peer may have sent it on; it counts once it is
             # due
             if not self._bans.is_news(peer_id, at) or at > now + MAX_AGE_S:
@@ -214,7 +215,6 @@ class ServerConvictions:
             if not is_own:
                 self._count(sender)
             verdict = await asyncio.to_thread(check_possession, wrong, self._network.network_id)
-            await self._forget(self._bans.lapse(now))
             listed = await self._listed_servers() | ({peer_id} if is_own else frozenset())
             if verdict.until <= now:
                 await self._forget({peer_id})  # an earlier process may have stored it

@@ -186,6 +186,24 @@ def test_evidence_is_kept_over_a_restart_and_forgotten_when_the_ban_is_over(monk
     virtual_time.run(scenario())
 
 
+def test_evidence_of_a_later_lie_bans_again_once_the_ban_for_the_earlier_one_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two halves of a network can hold evidence of two lies, an hour apart."""
+
+    async def scenario() -> None:
+        async with nodes() as swarm:
+            held = await swarm.add(SERVERS[0])
+            first = now(held)
+            assert await held.take(against(LIAR, NETWORK, first), SERVERS[1].peer_id)
+            monkeypatch.setattr(held._network, "now", lambda: first + BAR_S + 60)
+            assert not held.peers
+            assert await held.take(against(LIAR, NETWORK, first + 3600), SERVERS[1].peer_id)
+            assert held.peers == {LIAR.peer_id}
+
+    virtual_time.run(scenario())
+
+
 def test_evidence_from_long_ago_or_from_the_future_changes_nothing_and_blames_nobody() -> None:
     async def scenario() -> None:
         async with nodes() as swarm:

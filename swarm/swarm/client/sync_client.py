@@ -4,6 +4,7 @@ fresh identity."""
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import threading
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -77,6 +78,7 @@ class Client(TextClient[Iterator[Token]]):
         except SwarmError:
             self._thread.join()
             raise
+        atexit.register(self.close)  # the end of a program stops the thread, for which an unread answer would wait
         return self
 
     def __exit__(
@@ -89,6 +91,7 @@ class Client(TextClient[Iterator[Token]]):
         with self._open:
             if self._client is not None:
                 self._client = None
+                atexit.unregister(self.close)
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
             self._thread.join()
@@ -173,6 +176,9 @@ class Client(TextClient[Iterator[Token]]):
             if self._client is None:
                 coroutine.close()
                 raise closed
+            if self._thread is None or not self._thread.is_alive():  # a forked process has no threads but its own
+                coroutine.close()
+                raise SessionError("this client belongs to another process", remedy="open a client in each process")
             answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return answer.result()

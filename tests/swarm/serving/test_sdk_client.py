@@ -701,6 +701,64 @@ def test_interrupted_answer_is_ended_and_the_client_stays_usable(slow: Slow, mon
         assert connected.models() == ()
 
 
+OPENED = """
+from contextlib import asynccontextmanager
+from swarm import client
+
+class Endless:
+    def answer(self, _request):
+        async def tokens(_trace):
+            while True:
+                yield "x"
+        return client.Generation(tokens, "tiny")
+
+    async def models(self):
+        return ()
+
+@asynccontextmanager
+async def connect(**_):
+    yield Endless()
+
+client.AsyncClient.connect = connect
+opened = client.Client(peers=[]).__enter__()
+"""
+"""A module with a client that is open, and stays so."""
+
+
+def run_with_opened(code: str, folder: Path) -> tuple[str, str]:
+    """Run the program `code`, which may import the module `opened`. Return what it wrote to stdout and stderr."""
+    (folder / "opened.py").write_text(OPENED)
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    ended = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=60)
+    return ended.stdout, ended.stderr
+
+
+def test_program_ends_although_it_has_closed_neither_its_client_nor_an_answer(tmp_path: Path) -> None:
+    code = "from opened import opened\nanswer = opened.generate(model='tiny', prompt='hi')\nprint(next(answer))"
+    assert run_with_opened(code, tmp_path) == ("x\n", "")
+
+
+def test_forked_process_is_told_that_the_client_is_another_process_s(tmp_path: Path) -> None:
+    """A worker of `multiprocessing` that the system forks has the client, but not its thread."""
+    code = """
+import os
+from opened import opened
+from swarm_protocol.errors import SessionError
+
+child = os.fork()
+if child == 0:
+    try:
+        opened.models()
+    except SessionError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print(opened.models())
+"""
+    told = "this client belongs to another process: open a client in each process"
+    assert run_with_opened(code, tmp_path) == (f"{told}\n()\n", "")
+
+
 def test_import_of_swarm_is_light() -> None:
     """A command line that must answer at once imports its packages, and a client of texts needs no tensors."""
 

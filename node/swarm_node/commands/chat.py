@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 FIRST_S = 10.0
 """Longest wait for the model's records. They usually arrive within two seconds of the connection."""
 
+QUIET_S = 2.0
+"""Seconds of this wait before the user is told that it goes on."""
 LOOK_S = 0.25
 MAX_INPUT_CHARS = 2_000_000
 """Maximum length of a question on standard input; a gateway has the same limit for prompts."""
@@ -130,7 +132,7 @@ class Chat:
     def begin(self) -> None:
         """Find the model and print its revision. Raises ConfigError if it is not served."""
         model = self._conversation.model
-        status = soon(lambda: self._client.model(model))
+        status = soon(lambda: self._client.model(model), model, self._emitter)
         self._conversation.has_template = self._client.has_chat_template(model)
         if not self._conversation.has_template:
             self._emitter.say(f"{model} has no chat template: it continues the text of the conversation")
@@ -195,10 +197,14 @@ def fit_for_terminal(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else REPLACEMENT for letter in text)
 
 
-def soon(look: Callable[[], T | None]) -> T | None:
-    """Call `look` until it returns something, for at most FIRST_S."""
-    give_up_at_s = time.monotonic() + FIRST_S
-    while not (found := look()) and time.monotonic() < give_up_at_s:
+def soon(look: Callable[[], T | None], sought: str, emitter: Emitter) -> T | None:
+    """Call `look` until it returns something, for at most FIRST_S. After QUIET_S, tell the user that `sought` was not
+    found yet."""
+    began_s, has_said = time.monotonic(), False
+    while not (found := look()) and (passed_s := time.monotonic() - began_s) < FIRST_S:
+        if passed_s >= QUIET_S and not has_said:
+            emitter.say(f"no server of {sought} was found yet: looking for {FIRST_S:.0f} s in all")
+            has_said = True
         time.sleep(LOOK_S)
     return found
 

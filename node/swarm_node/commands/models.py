@@ -65,7 +65,7 @@ def list_models(flags: Flags) -> int:
     diagnostics.begin_work()
     publishers = publishers_in(Home(config.home).publishers, config.network_id, config.publisher)
     with Client(peers=peers, network_id=config.network_id, publishers=publishers, invite=config.invite) as client:
-        models = soon(client.models) or ()
+        models = soon(client.models, "a model", emitter) or ()
         contexts = _contexts(client, [model.name for model in models if not model.missing])
     if flags.json:
         listed = [

@@ -260,7 +260,7 @@ def _no_chain(
     low, high = missing[0]
     candidates = {p: r for p, r in servers.items() if r.start < high and low < r.end and r.state == "serving"}
     if not candidates:
-        cause, remedy = "nobody serves them", "wait for a server to join, or start one with --blocks"
+        cause, remedy = "nobody serves them", "wait for a server to join, or start one: it takes the missing blocks"
     elif all(peer_id in context.avoid or peer_id in context.barred for peer_id in candidates):
         cause, remedy = "their servers just failed", "try again in a moment"
     else:

@@ -305,6 +305,22 @@ def test_models_of_a_network_without_any_says_so(
     assert capsys.readouterr().out == "no model is served in this network\n"
 
 
+@pytest.mark.parametrize(("command", "sought"), [(["models"], "a model"), (["chat", "stroy"], "stroy")])
+def test_longer_wait_for_a_first_server_is_told(
+    scripted: type[ScriptedClient],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    sought: str,
+) -> None:
+    scripted.served = []
+    monkeypatch.setattr("swarm_node.commands.chat.FIRST_S", 0.6)
+    monkeypatch.setattr("swarm_node.commands.chat.QUIET_S", 0.1)
+    cli.run([*command, "--peers", PEER])
+    told = [line for line in capsys.readouterr().err.splitlines() if "found yet" in line]
+    assert told == [f"no server of {sought} was found yet: looking for 1 s in all"]
+
+
 @pytest.mark.parametrize("command", [["models"], ["chat", "story"]])
 def test_without_a_peer_there_is_no_network(
     command: list[str], capsys: pytest.CaptureFixture[str], tmp_path: object

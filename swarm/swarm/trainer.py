@@ -299,7 +299,9 @@ class Trainer:
                     if self._is_finished:
                         self._steps.put(None)
                         await self._leaving.wait()
-                        await let_others_finish(membership, self._run.run_id, network.peer_id)
+                        await let_others_finish(
+                            membership, self._run.run_id, network.peer_id, is_watched=lambda: member.is_watched
+                        )
         finally:
             # the member closes it too, if it came to be
             await asyncio.to_thread(setup.inner.close)

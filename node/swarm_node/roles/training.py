@@ -163,7 +163,7 @@ class RunTraining:
             raise ConfigError(error.message, remedy=self._other_export(error.remedy, state.outer_step)) from error
 
     async def let_others_finish(self) -> None:
-        """Stay for a limited time, until all other members have the last state."""
+        """Stay for a limited time, until all other members have the last state, and those that watch were shown it."""
         node = self._node
         await let_others_finish(
             node.membership,
@@ -171,6 +171,7 @@ class RunTraining:
             node.network.peer_id,
             node.work_end.leaving,
             on_wait=lambda peers, seconds: self._emit("lingering", peers=peers, seconds=seconds),
+            is_watched=lambda: self._trainer is not None and self._trainer.is_watched,
         )
 
     def _prepare(self, resumed: Checkpoint | None) -> TrainingSetup:

@@ -4,7 +4,8 @@ Members of a round tell each other what they do. The watch is for a member that 
 the others without knowing. Its cost does not grow with the size of the run, and falls with the length of the intervals.
 A follower whose head is there asks most rarely, from its first interval on, since nearly all trainers of a large run
 are followers. `OuterSteps` runs the watch as a task of each step, and keeps what it has read for the next step. A
-member that is done stays to serve the last state to members that lack it (`let_others_finish`).
+member that is done stays to serve the last state to members that lack it, and to show it to peers that watch
+(`let_others_finish`).
 """
 
 from __future__ import annotations
@@ -101,17 +102,20 @@ async def let_others_finish(
     me: str,
     leaving: asyncio.Event | None = None,
     on_wait: Callable[[tuple[str, ...], float], None] = lambda _peers, _seconds: None,
+    *,
+    is_watched: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Return once all other members of `run` have the last state too, after LINGER_S, or when `leaving` is set.
+    """Return once all other members of `run` have the last state too and nobody waits to be shown it (`is_watched`),
+    after LINGER_S, or when `leaving` is set.
 
-    If one look is not enough, `on_wait` is called once with the peers that are behind and the seconds left.
+    If members are behind for more than one look, `on_wait` is called once with them and the seconds left.
     """
     leaving = leaving or asyncio.Event()
     now = asyncio.get_running_loop().time
     until_s, num_looks = now() + LINGER_S, 0
-    while now() < until_s and (behind := await _behind(membership, run, me)):
-        num_looks += 1
-        if num_looks == 2:
+    while now() < until_s and ((behind := await _behind(membership, run, me)) or is_watched()):
+        num_looks += bool(behind)
+        if behind and num_looks == 2:
             on_wait(behind, until_s - now())
         try:
             async with asyncio.timeout(LOOK_S):

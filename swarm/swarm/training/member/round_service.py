@@ -7,6 +7,7 @@ a step that this member has not begun yet waits until it does. The only state is
 from __future__ import annotations
 
 import asyncio
+import math
 
 from swarm_protocol.commit_messages import Abort, Certificate, Lock, Vote, VoteReply
 from swarm_protocol.envelope import unverified
@@ -33,6 +34,8 @@ OPENING_S = 60.0
 carry, and for this member to begin the step that a follower is at."""
 MAX_PENDING_REVOCATIONS = 64
 """Maximum revocations that a member keeps until the state knows them: each step takes in one."""
+WATCHED_S = 5.0
+"""Seconds after the last question of a peer that watches, in which it may ask again: `run watch` asks every second."""
 
 
 class RoundService:
@@ -45,6 +48,15 @@ class RoundService:
         self._driver: RoundDriver | None = None
         self._changed = asyncio.Event()
         self._closed = False
+        self._shown = (-math.inf, 0)
+        """The time of the last answer to a peer that watches, and the outer step that it was shown."""
+
+    @property
+    def is_watched(self) -> bool:
+        """Return whether a peer that watches the run may soon ask for the newest state, which it was not shown yet."""
+        at_s, step = self._shown
+        passed_s = asyncio.get_running_loop().time() - at_s
+        return step < self._context.replica.outer_step and passed_s < WATCHED_S
 
     async def open(self) -> None:
         network, methods = self._context.network, self._context.methods
@@ -101,6 +113,8 @@ class RoundService:
                 self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
             known, attempt = self._driver.known, self._driver.attempt
         replica = self._context.replica
+        if wanted.watches:
+            self._shown = asyncio.get_running_loop().time(), replica.outer_step
         return Standing(
             outer_step=replica.outer_step,
             state_digest=replica.digest,

@@ -189,6 +189,11 @@ class RunMember:
         return self._steps.waiting if self._steps else None
 
     @property
+    def is_watched(self) -> bool:
+        """True while a peer that watches the run may soon ask for the newest state."""
+        return self._steps is not None and self._steps.service.is_watched
+
+    @property
     def report(self) -> RoundReport | None:
         """The measurements of the newest committed round that this member took part in; set before `OuterStep`."""
         return self._steps.report if self._steps else None

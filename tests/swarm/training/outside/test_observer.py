@@ -7,11 +7,14 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from unittest.mock import AsyncMock
 
 import pytest
-from support.training_swarm import Swarm, certified, config
+from support.training_swarm import Member, Swarm, certified, config
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
+from swarm.training.member.members_watch import let_others_finish
+from swarm.training.member.round_service import WATCHED_S
 from swarm.training.outside.observer import CommittedStep, Observer
 from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods
@@ -70,6 +73,46 @@ def test_observer_reports_every_committed_step_once(pause_s: float) -> None:
     numbers = [step.outer_step for step in seen]
     # after the first step that it sees it misses none: members' histories have them
     assert numbers == list(range(numbers[0], 9))
+
+
+def test_finished_members_stay_until_an_observer_was_shown_the_last_step() -> None:
+    """Members of short steps left before the next look of an observer, which never saw the end."""
+
+    async def main() -> tuple[int, float]:
+        async with Swarm(config(outer_steps=8, min_group=2)) as swarm, observing(swarm) as observer:
+            await swarm.join("a")
+            await swarm.join("b")
+            watching = asyncio.create_task(watch(observer, 8, 2.0))
+            members = await swarm.finish()
+            finished_s = asyncio.get_running_loop().time()
+
+            async def leave(member: Member) -> None:
+                others = AsyncMock(trainers=AsyncMock(return_value={}))  # none of them is behind
+                run, trainer = swarm.run.run_id, member.trainer
+                await let_others_finish(others, run, member.peer_id, is_watched=lambda: trainer.is_watched)
+                swarm.kill(member.name)
+
+            await asyncio.gather(*map(leave, members))
+            took_s = asyncio.get_running_loop().time() - finished_s
+            await watching
+            return observer.outer_step, took_s
+
+    seen, took_s = virtual_time.run(main())
+    assert (seen, took_s) == (8, pytest.approx(2, abs=1.5))
+
+
+def test_member_waits_for_an_observer_only_shortly_after_its_last_look() -> None:
+    async def main() -> list[bool]:
+        async with Swarm(config(outer_steps=2, min_group=2)) as swarm, observing(swarm) as observer:
+            member = await swarm.join("a")
+            await swarm.join("b")
+            await watch(observer, 1, 0.1)
+            await swarm.finish()
+            watched = member.trainer.is_watched
+            await asyncio.sleep(WATCHED_S)
+            return [watched, member.trainer.is_watched]
+
+    assert virtual_time.run(main()) == [True, False]
 
 
 def test_observer_never_counts_as_a_member() -> None:

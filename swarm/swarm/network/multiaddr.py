@@ -1,15 +1,15 @@
 """Parses and encodes multiaddrs. An error names the part of an address that is wrong.
 
 Text that people type may have only the forms that Swarm's hosts use: /ip4, /ip6, /dns, /dns4 or /dns6 with /tcp, then
-perhaps /p2p and /p2p-circuit. QUIC (/udp/…/quic-v1) is not used. The binary form, in which the daemon tells addresses,
-knows more parts. Pure.
+perhaps /p2p and /p2p-circuit. QUIC (/udp/…/quic-v1) is not used. The binary form, in which this process and its libp2p
+daemon tell each other addresses, also has the paths of Unix sockets, and the zones of link-local IPv6 connections.
+Pure.
 """
 
 from __future__ import annotations
 
-import base64
 import ipaddress
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -227,17 +227,16 @@ def addr_bytes(addr: str) -> bytes:
     words = iter(addr.split("/")[1:])
     encoded = b""
     for name in words:
-        part = _BY_NAME.get(name)
-        if part is None:
+        if name not in _CODES:
             raise ValueError(f"{name!r} is not part of an address")
-        encoded += encode_varint(part.code)
-        if part.num_bytes == 0:
+        encoded += encode_varint(_CODES[name])
+        if name in _FLAGS:
             continue
         value = "/".join(words) if name == "unix" else next(words, "")  # a path takes all that follows
         if not value:
             raise ValueError(f"/{name} has no value")
-        raw = part.to_bytes(value)
-        encoded += raw if part.num_bytes else encode_varint(len(raw)) + raw
+        raw = _value_bytes(name, value)
+        encoded += raw if name in _NUM_BYTES else encode_varint(len(raw)) + raw
     return encoded
 
 
@@ -246,99 +245,65 @@ def addr_text(raw: bytes) -> str:
     text, at = "", 0
     while at < len(raw):
         code, at = _number(raw, at)
-        part = _BY_CODE.get(code)
-        if part is None:
+        name = _NAMES.get(code)
+        if name is None:
             raise ValueError(f"an address has a part of unknown code {code}")
-        length, at = _number(raw, at) if part.num_bytes is None else (part.num_bytes, at)
+        text += f"/{name}"
+        if name in _FLAGS:
+            continue
+        length, at = (_NUM_BYTES[name], at) if name in _NUM_BYTES else _number(raw, at)
         if at + length > len(raw):
             raise ValueError("an address ends early")
-        text += f"/{part.name}"
-        if part.num_bytes != 0:
-            text += f"/{part.to_text(raw[at : at + length])}"
+        text += f"/{_value_text(name, raw[at : at + length])}"
         at += length
     return text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """A kind of part of an address. `num_bytes` is the length of its value: None if a length precedes each value, 0 if
-    there is no value."""
+_CODES = {
+    "ip4": 4,
+    "tcp": 6,
+    "ip6": 41,
+    "ip6zone": 42,
+    "dns": 53,
+    "dns4": 54,
+    "dns6": 55,
+    "p2p-circuit": 290,
+    "unix": 400,
+    "p2p": 421,
+}
+"""The codes of parts, from multiformats' table of protocols."""
 
-    name: str
-    code: int
-    num_bytes: int | None
-    to_bytes: Callable[[str], bytes]
-    to_text: Callable[[bytes], str]
-
-
-def _flag(name: str, code: int) -> _Part:
-    return _Part(name=name, code=code, num_bytes=0, to_bytes=lambda _: b"", to_text=lambda _: "")
-
-
-def _named(name: str, code: int) -> _Part:
-    return _Part(name=name, code=code, num_bytes=None, to_bytes=str.encode, to_text=bytes.decode)
-
-
-def _port(name: str, code: int) -> _Part:
-    return _Part(
-        name=name, code=code, num_bytes=2, to_bytes=_port_bytes, to_text=lambda raw: str(int.from_bytes(raw, "big"))
-    )
+_NAMES = {code: name for name, code in _CODES.items()}
+_NUM_BYTES = {"ip4": 4, "ip6": 16, "tcp": 2}
+"""The lengths of values that have always the same. Each other value follows its length."""
 
 
-def _port_bytes(port: str) -> bytes:
-    try:
-        return int(port).to_bytes(2, "big")
-    except OverflowError:
-        raise ValueError(f"{port} is not a port") from None
+def _value_bytes(name: str, value: str) -> bytes:
+    match name:
+        case "ip4":
+            return ipaddress.IPv4Address(value).packed
+        case "ip6":
+            return ipaddress.IPv6Address(value).packed
+        case "tcp":
+            try:
+                return int(value).to_bytes(2, "big")
+            except OverflowError:
+                raise ValueError(f"{value} is not a port") from None
+        case "p2p":
+            return peer_id_bytes(value)
+        case "unix":
+            return b"/" + value.encode()
+    return value.encode()
 
 
-def _unpadded(text: str) -> bytes:
-    """Decode multibase "u": base64 for URLs, without padding."""
-    return base64.urlsafe_b64decode(text[1:] + "=" * (-(len(text) - 1) % 4))
-
-
-_PARTS = (
-    _Part(
-        name="ip4",
-        code=4,
-        num_bytes=4,
-        to_bytes=lambda text: ipaddress.IPv4Address(text).packed,
-        to_text=lambda raw: str(ipaddress.IPv4Address(raw)),
-    ),
-    _Part(
-        name="ip6",
-        code=41,
-        num_bytes=16,
-        to_bytes=lambda text: ipaddress.IPv6Address(text).packed,
-        to_text=lambda raw: str(ipaddress.IPv6Address(raw)),
-    ),
-    _named("ip6zone", 42),
-    _named("dns", 53),
-    _named("dns4", 54),
-    _named("dns6", 55),
-    _port("tcp", 6),
-    _port("udp", 273),
-    _flag("quic", 460),
-    _flag("quic-v1", 461),
-    _flag("ws", 477),
-    _flag("wss", 478),
-    _flag("webtransport", 465),
-    _Part(
-        name="certhash",
-        code=466,
-        num_bytes=None,
-        to_bytes=_unpadded,
-        to_text=lambda raw: "u" + base64.urlsafe_b64encode(raw).decode().rstrip("="),
-    ),
-    _Part(name="p2p", code=421, num_bytes=None, to_bytes=peer_id_bytes, to_text=peer_id_text),
-    _flag("p2p-circuit", 290),
-    _Part(
-        name="unix",
-        code=400,
-        num_bytes=None,
-        to_bytes=lambda path: b"/" + path.encode(),
-        to_text=lambda raw: raw.decode().removeprefix("/"),
-    ),
-)
-_BY_NAME = {part.name: part for part in _PARTS}
-_BY_CODE = {part.code: part for part in _PARTS}
+def _value_text(name: str, raw: bytes) -> str:
+    match name:
+        case "ip4" | "ip6":
+            return str(ipaddress.ip_address(raw))
+        case "tcp":
+            return str(int.from_bytes(raw, "big"))
+        case "p2p":
+            return peer_id_text(raw)
+        case "unix":
+            return raw.decode().removeprefix("/")
+    return raw.decode()

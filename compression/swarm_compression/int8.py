@@ -13,16 +13,16 @@ A code is x * (1 / scale), each operation rounded to fp32, then rounded to the n
 machines that flush denormals agree with those that do not. NaN and infinities are refused. The absmax block format is
 that of Dettmers et al. 2021 (arXiv 2110.02861, section 2) with linear instead of dynamic codes.
 
-The loops are compiled by numba, if it is installed; otherwise those of `int8_plain` are used, and on a GPU those of
-`int8_cuda`. Long vectors are split at block borders over `torch.get_num_threads()` cores, without the GIL. No value
-depends on another block, so the split changes no byte. This module owns the threads, which start when needed.
+The loops are compiled by numba; vectors on a GPU are encoded by `int8_cuda`. Long vectors are split at block borders
+over `torch.get_num_threads()` cores, without the GIL. No value depends on another block, so the split changes no byte.
+This module owns the threads, which start when needed.
 
 Compiling was chosen by measurement (tests/bench/test_bench_codecs.py): a fused loop reads and writes each value once,
 eager torch needs five passes over a block, and torch.compile needs a C++ compiler, which volunteers do not have. numba
 compiles the fused functions at the first use, and caches them on disk. They are written so that LLVM vectorizes them:
 blocks are slices, so that no index can be negative, and the absmax is found among bit patterns, because a maximum of
 floats must keep an order. Without `fastmath` LLVM neither reorders nor fuses, and IEEE 754 defines all operations to
-the last bit, so both kinds of loops give the same bytes.
+the last bit, so the bytes are those of the same operations in numpy.
 
 Shapes: N values, K blocks, C values of a block. The loops' arrays are native, contiguous and aligned.
 """
@@ -32,11 +32,11 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
-import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -45,22 +45,19 @@ from torch import Tensor
 
 from swarm_compression.codec import Codec, CodecError, Data, check_size
 from swarm_compression.compiled import compiled
-from swarm_compression.int8_plain import (
-    BLOCK_VALUES,
-    MAX_CODE,
-    MAX_SCALE_BITS,
-    MIN_ABSMAX,
-    MIN_SCALE_BITS,
-    PLAIN,
-    SCALE_MASK,
-    Codes,
-    Floats,
-    Kernels,
-)
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Floats: TypeAlias = NDArray[np.float32]
+Codes: TypeAlias = NDArray[np.int8]
+
+BLOCK_VALUES = 256
+MAX_CODE = 127
+MIN_ABSMAX = 2.0**-100
+SCALE_MASK = -256  # clears the 8 low bits of an fp32's 24 significant ones
+# bit patterns of positive fp32 numbers have the same order as the numbers
+MIN_SCALE_BITS = int(np.array(MIN_ABSMAX / MAX_CODE, dtype="<f4").view("<i4")) & SCALE_MASK
+MAX_SCALE_BITS = int(np.array(np.finfo(np.float32).max / MAX_CODE, dtype="<f4").view("<i4")) & SCALE_MASK
 
 _SLAB_BLOCKS = 1 << 7
 
@@ -79,6 +76,21 @@ _MIN_ABSMAX_BITS = np.float32(MIN_ABSMAX).view(np.int32)
 _ROUND = np.float32(1.5 * 2**23)
 
 
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The compiled loops."""
+
+    quantize: Callable[[Floats, Floats, Codes], bool]
+    """(x_N, scale_K, code_N): write scales and codes. Return False if a value is not finite; what is written is then
+    undefined."""
+    dequantize: Callable[[Codes, Floats, Floats], None]
+    """(code_N, scale_K, x_N): write values."""
+    accumulate: Callable[[Codes, Floats, np.float32, Floats], None]
+    """(code_N, scale_K, weight, acc_N): add weight * (code * scale), each operation rounded to fp32."""
+    check: Callable[[NDArray[np.int32], Codes], tuple[bool, bool]]
+    """(bits_K, code_N): return whether an encoder writes such scales, and whether it writes such codes."""
+
+
 class Int8Codec(Codec):
     """The codec with one byte a value, and one scale for each block of 256 values."""
 
@@ -87,7 +99,7 @@ class Int8Codec(Codec):
 
     @property
     def is_quick(self) -> bool:
-        return bool(chosen.cache_info().currsize) and chosen() is not PLAIN  # does not wait for the compiler
+        return bool(load_kernels.cache_info().currsize)  # does not wait for the compiler
 
     def encoded_bytes(self, num_values: int) -> int:
         return num_values + 4 * _num_blocks(num_values)
@@ -101,7 +113,7 @@ class Int8Codec(Codec):
         self, encoded: Sequence[Data], weights: Sequence[float], num_values: int, buffer: bytearray | memoryview
     ) -> None:
         # a slab's sum stays in the core's cache; besides it, only the scales need memory
-        kernels = chosen()
+        kernels = load_kernels()
         wires = [_split(np.frombuffer(data, dtype=np.uint8), num_values) for data in encoded]
         scale_K = np.empty(_num_blocks(num_values), dtype=np.float32)
         wire = np.frombuffer(check_size(buffer, num_values, self.encoded_bytes(num_values)), dtype=np.uint8)
@@ -162,7 +174,7 @@ def _checked(wire: NDArray[np.uint8], num_values: int) -> tuple[NDArray[np.float
     """Return scales [K] and codes [N]. Raises CodecError for anything that no encoder writes: the code -128, and scales
     that are negative, not finite, below the minimum, or of over 16 significant bits."""
     bits_K, code_N = _split(wire, num_values)
-    scales_are_sound, codes_are_sound = chosen().check(bits_K, code_N)
+    scales_are_sound, codes_are_sound = load_kernels().check(bits_K, code_N)
     if not scales_are_sound:
         raise CodecError("a scale is negative, not finite, or not one that an encoder writes")
     if not codes_are_sound:
@@ -232,8 +244,9 @@ def _fused_check(bits_K: NDArray[np.int32], code_N: Codes) -> tuple[bool, bool]:
     return num_wrong == 0, bool(least >= -MAX_CODE)
 
 
-def load_fused() -> Kernels:
-    """Compile the loops, or load them from numba's cache. Raises ImportError if numba cannot be used."""
+@functools.cache
+def load_kernels() -> Kernels:
+    """Compile the loops, or load them from numba's cache. Blocks for about a second the first time on a machine."""
     import numba  # noqa: PLC0415 (a third of a second)
 
     types = numba.types
@@ -254,23 +267,13 @@ def load_fused() -> Kernels:
     )
 
 
-@functools.cache
-def chosen() -> Kernels:
-    """Return the fastest loops on this machine. Blocks for about a second the first time on a machine."""
-    try:
-        return load_fused()
-    except ImportError as error:
-        logger.warning("int8 is 2 to 3 times slower on this machine, because numba cannot be used: %s", error)
-        return PLAIN
-
-
 def warm_up() -> None:
     """Compile the loops, so that the first `encode` and `decode` need not wait. Blocks: run it off the event loop."""
-    chosen()
+    load_kernels()
 
 
 def _quantize(x_N: Floats, scale_K: Floats, code_N: Codes) -> bool:
-    kernels = chosen()
+    kernels = load_kernels()
 
     def cut(values: slice, blocks: slice) -> bool:
         return kernels.quantize(x_N[values], scale_K[blocks], code_N[values])
@@ -279,12 +282,12 @@ def _quantize(x_N: Floats, scale_K: Floats, code_N: Codes) -> bool:
 
 
 def _dequantize(code_N: Codes, scale_K: Floats, x_N: Floats) -> None:
-    kernels = chosen()
+    kernels = load_kernels()
     _on_cores(lambda values, blocks: kernels.dequantize(code_N[values], scale_K[blocks], x_N[values]), x_N.size)
 
 
 def _accumulate(code_N: Codes, scale_K: Floats, weight: np.float32, acc_N: Floats) -> None:
-    kernels = chosen()
+    kernels = load_kernels()
 
     def cut(values: slice, blocks: slice) -> None:
         kernels.accumulate(code_N[values], scale_K[blocks], weight, acc_N[values])

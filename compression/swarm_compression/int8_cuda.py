@@ -18,7 +18,7 @@ import triton.language as tl
 from numpy.typing import NDArray
 from torch import Tensor
 
-from swarm_compression.int8_plain import BLOCK_VALUES, MAX_CODE, MIN_ABSMAX, SCALE_MASK, Floats
+from swarm_compression.int8 import BLOCK_VALUES, MAX_CODE, MIN_ABSMAX, SCALE_MASK, Floats
 
 # globals that a kernel reads must be of this type
 _BLOCK_VALUES = tl.constexpr(BLOCK_VALUES)

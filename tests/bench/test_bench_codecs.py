@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 import torch
 from bench.report import Report
+from compression.plain_int8 import PLAIN
 from swarm_compression import codec_names, get_codec, warm_up
-from swarm_compression.int8 import load_fused
-from swarm_compression.int8_plain import BLOCK_VALUES, PLAIN
+from swarm_compression.int8 import BLOCK_VALUES, load_kernels
 
 pytestmark = pytest.mark.bench
 
@@ -89,7 +89,7 @@ def test_bench_codecs(num_values: int) -> None:
 
 def test_bench_warm_up_from_the_cache() -> None:
     """This is the wait of a process when an earlier one has compiled, besides a third of a second to import numba."""
-    load_fused()
+    load_kernels.__wrapped__()
     since = time.perf_counter()
-    load_fused()
+    load_kernels.__wrapped__()
     Report("loading the compiled int8 loops").row("cached", ms=(time.perf_counter() - since) * 1e3).show()

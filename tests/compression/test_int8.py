@@ -15,8 +15,7 @@ import torch
 from compression.vectors import any_vectors, known_vector
 from hypothesis import given
 from swarm_compression import CodecError, get_codec, warm_up
-from swarm_compression.int8 import CORE_VALUES, chosen
-from swarm_compression.int8_plain import BLOCK_VALUES, MIN_ABSMAX, PLAIN
+from swarm_compression.int8 import BLOCK_VALUES, CORE_VALUES, MIN_ABSMAX, load_kernels
 
 INT8 = get_codec("int8")
 
@@ -161,33 +160,12 @@ def test_encode_value_that_is_not_finite_in_the_piece_of_any_core_is_refused() -
             INT8.encode(x_N)
 
 
-def test_warm_up_chooses_the_fused_loops_when_numba_is_installed() -> None:
-    warm_up()
-    assert chosen() is not PLAIN
-
-
 def test_codec_is_quick_once_its_fused_loops_are_compiled() -> None:
-    chosen.cache_clear()
+    load_kernels.cache_clear()
     assert not INT8.is_quick
     warm_up()
     assert INT8.is_quick
     assert not get_codec("fp16").is_quick
-
-
-def test_without_numba_the_plain_loops_give_the_same_bytes(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    x_N = known_vector(5000)
-    expected = INT8.encode(x_N)
-    monkeypatch.setitem(sys.modules, "numba", None)
-    chosen.cache_clear()
-    try:
-        assert INT8.encode(x_N) == expected
-        assert chosen() is PLAIN
-        assert not INT8.is_quick
-        assert "numba" in caplog.text
-    finally:
-        chosen.cache_clear()
 
 
 def test_import_does_not_load_numba() -> None:

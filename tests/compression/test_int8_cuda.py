@@ -13,8 +13,7 @@ import torch
 from compression.vectors import any_vectors, known_vector
 from hypothesis import given
 from swarm_compression import CodecError, get_codec
-from swarm_compression.int8 import has_triton
-from swarm_compression.int8_plain import MIN_ABSMAX
+from swarm_compression.int8 import MIN_ABSMAX, has_triton
 
 INT8 = get_codec("int8")
 on_gpu = pytest.mark.skipif(not (torch.cuda.is_available() and has_triton()), reason="needs an NVIDIA GPU and Triton")

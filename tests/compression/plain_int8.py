@@ -1,8 +1,7 @@
-"""The int8 loops in torch and numpy, for machines without numba. They give the same values as the compiled ones of
-`int8`.
+"""The int8 loops in torch and numpy, written independently of the compiled ones of `swarm_compression.int8`, whose
+values they must give.
 
-They work in slabs that stay in a core's cache, three times as fast as one pass over everything. The format's constants
-are also here.
+They work in slabs that stay in a core's cache, three times as fast as one pass over everything.
 
 Shapes: N values, S values of a slab, K blocks of 256 values (the last may be short), C values of a block. Arrays are
 native, contiguous and aligned.
@@ -10,42 +9,25 @@ native, contiguous and aligned.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from swarm_compression.int8 import (
+    BLOCK_VALUES,
+    MAX_CODE,
+    MAX_SCALE_BITS,
+    MIN_ABSMAX,
+    MIN_SCALE_BITS,
+    SCALE_MASK,
+    Codes,
+    Floats,
+    Kernels,
+)
 from torch import Tensor
 
-BLOCK_VALUES = 256
-MAX_CODE = 127
-MIN_ABSMAX = 2.0**-100
-SCALE_MASK = -256  # clears the 8 low bits of an fp32's 24 significant ones
-# bit patterns of positive fp32 numbers have the same order as the numbers
-MIN_SCALE_BITS = int(np.array(MIN_ABSMAX / MAX_CODE, dtype="<f4").view("<i4")) & SCALE_MASK
-MAX_SCALE_BITS = int(np.array(np.finfo(np.float32).max / MAX_CODE, dtype="<f4").view("<i4")) & SCALE_MASK
-
 _SLAB_BLOCKS = 1 << 9
-
-Floats: TypeAlias = NDArray[np.float32]
-Codes: TypeAlias = NDArray[np.int8]
-
-
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """The loops of int8 on one kind of processor."""
-
-    quantize: Callable[[Floats, Floats, Codes], bool]
-    """(x_N, scale_K, code_N): write scales and codes. Return False if a value is not finite; what is written is then
-    undefined."""
-    dequantize: Callable[[Codes, Floats, Floats], None]
-    """(code_N, scale_K, x_N): write values."""
-    accumulate: Callable[[Codes, Floats, np.float32, Floats], None]
-    """(code_N, scale_K, weight, acc_N): add weight * (code * scale), each operation rounded to fp32."""
-    check: Callable[[NDArray[np.int32], Codes], tuple[bool, bool]]
-    """(bits_K, code_N): return whether an encoder writes such scales, and whether it writes such codes."""
 
 
 def _plain_quantize(x_N: Floats, scale_K: Floats, code_N: Codes) -> bool:

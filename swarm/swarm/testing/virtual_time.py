@@ -1,6 +1,7 @@
 """Runs a coroutine in virtual time: hours of timeouts and latencies pass in milliseconds, in the same way each time.
 
-`run` uses an ordinary asyncio loop, except that its clock jumps to the next timer when nothing else is left to do.
+`run` uses an ordinary asyncio loop, except that its clock jumps to the next timer when nothing else is left to do: the
+loop then asks its selector to wait, and `_Selector` advances the clock instead.
 Executor jobs (torch work in `run_in_executor` or `asyncio.to_thread`) run for real, in the loop's thread or in those of
 their executors. Their results arrive in the order in which the jobs were submitted, and only when the loop is idle, so
 the speed of the machine has no effect. A job takes no virtual time unless `compute_s` or a call of `charge` gives it
@@ -20,10 +21,9 @@ import itertools
 import selectors
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextvars import Context, copy_context
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, cast
 
@@ -49,12 +49,6 @@ NUM_THREADS = 4
 other."""
 
 THREAD_NAME = "virtual-time"
-
-NUM_PASSES = 100
-"""Number of passes over the ready callbacks between two checks of the real time."""
-
-_MIN_TIMERS = 100
-"""Number of timers up to which cancelled ones are not removed together."""
 
 WIND_DOWN_S = 5.0
 """Real seconds that cancelled tasks have to end after a failure."""
@@ -116,17 +110,10 @@ _this_thread = threading.local()
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """The loop of `run`, whose `time()` is virtual.
+    """The loop of `run`, whose `time()` is virtual. Timers for the same time fire in the order in which they were
+    set."""
 
-    Timers are in a heap of tuples, which are compared in C, since a simulation has a hundred thousand of them. Timers
-    for the same time fire in the order in which they were set.
-    """
-
-    _ready: deque[_Handle]
-    _stopping: bool
-    _timer_cancelled_count: int
-    _clock_resolution: float
-    _process_events: Callable[[list[Any]], None]
+    _scheduled: list[asyncio.TimerHandle]
 
     def __init__(
         self, *, real_timeout_s: float, compute_s: ComputeCost | None, jobs: JobPlace, watch_tasks: bool
@@ -139,12 +126,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._jobs: set[_Job] = set()
         self._due: list[tuple[int, _Job]] = []  # a heap of the jobs whose cost has passed, by number
         self._num_jobs = itertools.count()
-        self._timers: list[tuple[float, int, _Timer]] = []
         self._num_timers = itertools.count()
         self._failed: list[asyncio.Task[Any]] = []
         self._callback_errors: list[Exception] = []
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix=THREAD_NAME)
-        self._sockets = selectors.DefaultSelector()
+        self._sockets = _Selector(self)
         super().__init__(self._sockets)
         self.set_exception_handler(self._keep_error)
 
@@ -154,28 +140,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
-        timer = _Timer((callback, args, copy_context() if context is None else context, self, when))
-        heapq.heappush(self._timers, (when, next(self._num_timers), timer))
-        return timer  # type: ignore[return-value]  # it has the methods that callers use, and so do handles
-
-    def call_later(  # type: ignore[override]
-        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.TimerHandle:
-        return self.call_at(self._now_s + delay, callback, *args, context=context)
-
-    def call_soon(  # type: ignore[override]
-        self, callback: Callable[..., object], *args: Any, context: Context | None = None
-    ) -> asyncio.Handle:
-        handle = _Handle((callback, args, copy_context() if context is None else context, None, 0.0))
-        self._ready.append(handle)
-        return handle  # type: ignore[return-value]
-
-    def _call_soon(self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None) -> Any:
-        return self.call_soon(callback, *args, context=context)
-
-    def _add_callback(self, handle: Any) -> None:
-        if not handle._cancelled:
-            self.call_soon(handle._run)
+        timer = _Timer(when, callback, args, self, context)
+        timer.number = next(self._num_timers)
+        heapq.heappush(self._scheduled, timer)
+        timer._scheduled = True
+        return timer
 
     def create_task(self, coro: Any, *, name: object = None, context: Context | None = None) -> asyncio.Task[Any]:
         task: asyncio.Task[Any] = asyncio.Task(coro, loop=self, name=cast("str | None", name), context=context)
@@ -221,61 +190,18 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             self.unretrieved()
             self.close()
 
-    def _run_once(self) -> None:
-        """Make NUM_PASSES passes over the ready callbacks, or fewer if the loop is stopped. Each pass calls `_idle` if
-        nothing is ready, and then runs the callbacks that are ready or due."""
-        timers, ready = self._timers, self._ready
-        if time.monotonic() > self._real_deadline_s:
-            raise RealTimeout(f"out of real time; still running: {describe(asyncio.all_tasks(self))}")
-        for _ in range(NUM_PASSES):
-            # sockets are asked only when nothing is ready, because a system call takes as long as a pass
-            if not ready and not self._stopping and (events := self._idle()):
-                self._process_events(events)
-            due_s = self._now_s + self._clock_resolution
-            while timers and timers[0][0] < due_s:
-                timer = heapq.heappop(timers)[2]
-                if timer[0] is None:
-                    self._timer_cancelled_count -= 1
-                else:
-                    timer[3] = None
-                    ready.append(timer)
-            for _ in range(len(ready)):  # callbacks that these add run in the next pass
-                handle = ready.popleft()
-                callback, args, context, _, _ = handle
-                if callback is not None:
-                    try:  # as `Handle._run` does, but without a call for each of a hundred million events
-                        context.run(callback, *args)
-                    except (Exception, asyncio.CancelledError) as error:
-                        failure = {"message": "a callback failed", "exception": error, "handle": handle}
-                        self.call_exception_handler(failure)
-            if self._stopping:
-                return
-
-    def _remove_cancelled(self) -> None:
-        """Remove the cancelled timers at the top of the heap, or all of them if they are more than half of it."""
-        timers = self._timers
-        if self._timer_cancelled_count * 2 > len(timers) > _MIN_TIMERS:
-            timers[:] = [each for each in timers if each[2][0] is not None]
-            heapq.heapify(timers)
-            self._timer_cancelled_count = 0
-        while timers and timers[0][2][0] is None:
-            heapq.heappop(timers)
-            self._timer_cancelled_count -= 1
-
-    def _idle(self) -> list[Any]:
-        """Deliver the result of a job, wait for one, or advance the time to the next timer. Return the events of
-        sockets."""
-        if (timers := self._timers) and timers[0][2][0] is None:
-            self._remove_cancelled()
+    def idle(self, timeout_s: float | None) -> list[Any]:
+        """Deliver the result of a job, wait for one, or advance the time to the next timer, which is due in `timeout_s`
+        (None: there is none). Called when nothing is ready. Return the events of sockets."""
         # threads of jobs wake the loop through a socket
-        if self._jobs and self._has_threads and (events := self._sockets.select(0)):
+        if self._jobs and self._has_threads and (events := self._sockets.poll(0)):
             return events
         if self._due:
             _, job = self._due[0]
             if not self._has_threads:
                 job.run_here(self)
             elif not job.running.done():
-                return self._sockets.select(self._real_deadline_s - time.monotonic())
+                return self._sockets.poll(self._real_deadline_s - time.monotonic())
             heapq.heappop(self._due)
             if job.cost_s:
                 self.call_later(job.cost_s, self._fall_due, job)
@@ -283,11 +209,16 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
             else:
                 self._jobs.remove(job)
                 job.deliver()
-        elif not timers:
+        elif timeout_s is None:
             raise Deadlock(f"nothing is left to run, but tasks wait: {describe(asyncio.all_tasks(self))}")
         else:
-            self._now_s = max(self._now_s, timers[0][0])
+            self._now_s = max(self._now_s, self._scheduled[0].when())
         return []
+
+    def check_real_time(self) -> None:
+        """Raises RealTimeout once the run has taken too long."""
+        if time.monotonic() > self._real_deadline_s:
+            raise RealTimeout(f"out of real time; still running: {describe(asyncio.all_tasks(self))}")
 
     def _fall_due(self, job: _Job) -> None:
         heapq.heappush(self._due, (job.number, job))
@@ -305,35 +236,32 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._callback_errors.append(error if isinstance(error, Exception) else RuntimeError(context["message"]))
 
 
-class _Handle(list[Any]):
-    """A callback that is ready: its function, arguments and context, and two items for timers. It has the part of
-    `asyncio.Handle` that the loop and its callers use. A list is made in C, in a third of the time of a Handle, and a
-    simulation makes a hundred million of them."""
+class _Timer(asyncio.TimerHandle):
+    """A timer of the loop, the `number`th that was set."""
 
-    __slots__ = ()
-    _source_traceback = None
+    __slots__ = ("number",)
 
-    def cancel(self) -> None:
-        self[0] = self[1] = None  # so that function and arguments can be freed
+    _when: float
+    _scheduled: bool
+    number: int
 
-    def cancelled(self) -> bool:
-        return self[0] is None
+    def __lt__(self, other: Any) -> bool:
+        return (self._when, self.number) < (other._when, other.number)
 
 
-class _Timer(_Handle):
-    """A callback that is due at a time, the last item. The item before is the loop, which counts the cancelled timers
-    in its heap, or None once the timer is out of the heap."""
+class _Selector(selectors.DefaultSelector):
+    """Asks sockets only when nothing is ready, because a system call takes as long as a pass over the callbacks."""
 
-    __slots__ = ()
+    def __init__(self, loop: VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
 
-    def cancel(self) -> None:
-        if self[0] is not None:
-            self[0] = self[1] = None
-            if self[3] is not None:
-                self[3]._timer_cancelled_count += 1
+    def select(self, timeout: float | None = None) -> list[Any]:
+        self._loop.check_real_time()
+        return [] if timeout == 0 else self._loop.idle(timeout)
 
-    def when(self) -> float:
-        return self[4]  # type: ignore[no-any-return]
+    def poll(self, timeout_s: float) -> list[Any]:
+        return super().select(timeout_s)
 
 
 @dataclass(slots=True, eq=False)

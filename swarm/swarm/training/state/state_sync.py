@@ -274,10 +274,11 @@ async def furthest(context: RunContext, claims: Mapping[str, int]) -> Proof | No
     replica, me, endorsement = context.replica, context.network.peer_id, context.endorsements.newest
     peers = whom_a_newcomer_asks(claims, endorsement, me) if replica.is_new else whom_to_ask(claims, replica.roster, me)
     shown, failures = await context.newest_of(peers, StandingRequest(run=context.run, step=1))
-    for failure in failures:
-        logger.warning(
-            "%s did not show its state: %s", short_id(failure.peer_id) if failure.peer_id else "a peer", failure
-        )
+    failed = {failure.peer_id or "": failure for failure in failures}
+    for peer in failed.keys() - context.silent:
+        logger.warning("%s did not show its state: %s", short_id(peer) if peer else "a peer", failed[peer])
+    context.silent.clear()
+    context.silent.update(failed)
     shown = await those_following(shown, partial(_counts, context))
     if not replica.is_new:
         return max(shown.values(), key=lambda proof: proof.rank, default=None)

@@ -11,6 +11,7 @@ from typing import NoReturn
 import pytest
 import torch
 from support.training_swarm import NUM_VALUES, Swarm, SyntheticInner, assert_equal_steps, config
+from swarm.network.membership import Membership
 from swarm.start_checkpoint import CheckpointSource, bringing, pin_of
 from swarm.testing import virtual_time
 from swarm.training.data.corpus import Corpus
@@ -26,6 +27,7 @@ from swarm.training.run.run_tables import StartConfig
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import HeldOutMeasured, OuterStep, StateFetched
 from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.identity import Identity, short_id
 from transformers import AutoModelForCausalLM
 
 STARTED = config(min_group=2, start=StartConfig(checkpoint="local", digest="ab" * 32))
@@ -143,3 +145,21 @@ def test_prepare_is_refused_when_nothing_loads_the_runs_checkpoint(tiny_run: Run
     run = replace(tiny_run, start=StartConfig(checkpoint="local", digest="ab" * 32))
     with pytest.raises(ConfigError, match="starts from a checkpoint"):
         prepare(run, ONE_CPU)
+
+
+def test_member_logs_once_that_a_peer_of_a_finished_run_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+    """The record of a member that has left stays for up to a minute, in which a newcomer asks it every second."""
+
+    async def main() -> list[str]:
+        async with Swarm(config(min_group=2)) as swarm, Membership(swarm.internet.network(Identity(b"s" * 32))):
+            gone = [await swarm.join("m0"), await swarm.join("m1")]
+            await swarm.finish()
+            for member in gone:
+                swarm.kill(member.name)
+            await swarm.join("late")
+            await asyncio.sleep(20)
+            return [short_id(member.peer_id) for member in gone]
+
+    gone = virtual_time.run(main())
+    told = [record.getMessage() for record in caplog.records if "did not show its state" in record.getMessage()]
+    assert sorted(line.split()[0] for line in told) == sorted(gone)

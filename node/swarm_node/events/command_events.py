@@ -101,8 +101,8 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
     ),
     "resume_planned": run_event(
         "The members that `run resume` found, and the order that it would sign.",
-        "{run} continues from outer step {outer_step}, state {digest:.12}, with {num_roster:member}; left out: "
-        "{left_out_names}",
+        "the order: {run} continues from outer step {outer_step}, state {digest:.12}, with {num_roster:member}; "
+        "left out: {left_out_names}",
         outer_step="int: the outer step to continue from",
         digest="text: digest of that state",
         roster="list: peer ids of the members that would vote from then on",

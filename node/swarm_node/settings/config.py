@@ -111,7 +111,8 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     home: Path = _setting(default_home, parsers.parse_path, "DIR", example="~/swarm")
-    """The node's directory, for its identity, control socket, cache, checkpoints and log."""
+    """The node's directory, for its identity, control socket, cache, checkpoints and log. Default: swarm-node in this
+    user's data directory, such as ~/.local/share/swarm-node."""
     name: str = _setting(_host_name, parsers.parse_node_name, "NAME", example="attic")
     """The node's display name. Default: this machine's host name."""
     network_id: str = _setting("swarm", parsers.parse_network_id, "ID")

@@ -133,13 +133,14 @@ def check_model(run: RunConfig) -> int:
         raise ConfigError(f"[model] has {num_values} parameters, over {MAX_STATE_VALUES}", remedy="make it smaller")
     if config.vocab_size < BYTE_VOCABULARY:
         raise ConfigError(
-            f"[model] vocab_size = {config.vocab_size}", remedy=f"use at least {BYTE_VOCABULARY}, one for each byte"
+            f"[model] vocab_size = {config.vocab_size} is too small",
+            remedy=f"use at least {BYTE_VOCABULARY}, one for each byte",
         )
     # some families have no maximum context length, but an exported checkpoint must have one
     max_tokens = getattr(config, "max_position_embeddings", 0)
     if max_tokens < run.data.window_tokens:
         raise ConfigError(
-            f"[model] max_position_embeddings = {max_tokens}",
+            f"[model] max_position_embeddings = {max_tokens} is less than a sample",
             remedy=f"use at least data.window_tokens, {run.data.window_tokens}",
         )
     return num_values

@@ -48,7 +48,7 @@ def test_check_model_counts_tied_weights_once(tiny_run: RunConfig) -> None:
         ({"hidden_size": -4}, r"\[model\]"),
         ({"num_attention_heads": 3}, r"\[model\]"),
         ({"hidden_act": "none"}, r"\[model\] cannot be built"),
-        ({"vocab_size": 255}, "vocab_size = 255: use at least 256"),
+        ({"vocab_size": 255}, "vocab_size = 255 is too small: use at least 256"),
         ({"max_position_embeddings": 15}, "at least data.window_tokens, 16"),
     ],
 )

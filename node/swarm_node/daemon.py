@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import uvloop
-from swarm.network.clock_watch import CLOCK_S, ClockWatch
+from swarm.network.clock_watch import CLOCK_S, ClockWatch, clock_skews_s
 from swarm.network.libp2p.greeting import off_by
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
@@ -24,11 +24,13 @@ from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback
 from swarm.network.suspension import SuspensionWatch
 from swarm.network.traffic import Traffic, TrafficLimits
+from swarm.network.version_watch import VersionWatch
 from swarm.threads import in_own_thread
 from swarm_protocol import limits
 from swarm_protocol.control_messages import LeaveReply, LeaveRequest
 from swarm_protocol.errors import PeerError, cause, first_few
 from swarm_protocol.identity import Identity
+from swarm_protocol.version import PROTOCOL_VERSION, Hello, software_version
 
 from swarm_node import control, diagnostics, interrupts
 from swarm_node.events.emitter import Emitter
@@ -203,7 +205,9 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
                 tasks.create_task(keep_sampling(use), name="measure the use of the link"),
                 tasks.create_task(_keep_announced(node, network), name="announce"),
                 tasks.create_task(_keep_renewed(node), name="watch for suspensions"),
-                tasks.create_task(_keep_clock_watched(node, network), name="watch the clock"),
+                tasks.create_task(
+                    _keep_compared_with_peers(node, network), name="compare clock and version with peers"
+                ),
                 tasks.create_task(failed(), name="watch libp2p"),
             ]
             if role.computes and config.probe != "off":
@@ -340,19 +344,32 @@ async def _keep_renewed(node: Node) -> None:
             node.membership.renew()
 
 
-async def _keep_clock_watched(node: Node, network: Libp2pNetwork) -> None:
-    """Tell once that this machine's clock differs from those of its peers, and once that it does no more."""
-    watch = ClockWatch()
+async def _keep_compared_with_peers(node: Node, network: Libp2pNetwork) -> None:
+    """Tell once that this machine's clock differs from those of its peers, and once that it does no more. Tell once,
+    too, that the peers speak another version of the protocol."""
+    clock, version = ClockWatch(), VersionWatch()
     while True:
         await asyncio.sleep(CLOCK_S)
-        skew_s = watch.look(await network.clock_skews_s())
+        greetings = await network.ask_greetings()
+        if (theirs := version.look([each.hello for each in greetings])) is not None:
+            _warn_of_version(node, theirs)
+        skew_s = clock.look(clock_skews_s(greetings))
         if skew_s is None:
             continue
-        if watch.is_wrong:
+        if clock.is_wrong:
             message = f"this machine's clock is {off_by(skew_s)} those of its peers, so that they judge records wrongly"
             node.emitter.warning(message, remedy="set the clock, for example by turning on network time")
         else:
             node.emitter.emit("clock_right", seconds=abs(skew_s))
+
+
+def _warn_of_version(node: Node, theirs: Hello) -> None:
+    is_newer = theirs.protocol_version > PROTOCOL_VERSION
+    node.emitter.warning(
+        f"connected peers speak protocol {theirs.protocol_version} (software {theirs.software_version}), and this node "
+        f"{PROTOCOL_VERSION} (software {software_version()}): they and this node cannot work together",
+        remedy="update this node" if is_newer else "ask their operators to update",
+    )
 
 
 async def _look_around(node: Node) -> None:

@@ -45,8 +45,8 @@ class ClockWatch:
         return None if self.is_wrong == was_wrong else skew_s
 
 
-async def clock_skews_s(host: Host, peer_ids: Sequence[str], network_id: str) -> list[float]:
-    """Ask connected peers for their time. Return how far the clock of each that answers is ahead, in seconds."""
+async def ask_greetings(host: Host, peer_ids: Sequence[str], network_id: str) -> list[Greeting]:
+    """Greet connected peers. Return the answers of those that are in this network, whatever their version."""
 
     async def ask(peer_id: str) -> Greeting:
         async with asyncio.timeout(SEED_TIMEOUT_S):
@@ -54,4 +54,9 @@ async def clock_skews_s(host: Host, peer_ids: Sequence[str], network_id: str) ->
 
     answers = await asyncio.gather(*map(ask, peer_ids), return_exceptions=True)
     greetings = [answer for answer in answers if isinstance(answer, Greeting)]
-    return [each.skew_s for each in greetings if each.hello.network_id == network_id and each.hello.sent_at]
+    return [each for each in greetings if each.hello.network_id == network_id]
+
+
+def clock_skews_s(greetings: Sequence[Greeting]) -> list[float]:
+    """Return how far the clock of each peer that told its time is ahead, in seconds."""
+    return [each.skew_s for each in greetings if each.hello.sent_at]

@@ -26,13 +26,14 @@ from swarm_protocol.errors import ConfigError, PeerUnreachable, StartError, Swar
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
-from swarm.network.clock_watch import NUM_ASKED, clock_skews_s
+from swarm.network.clock_watch import NUM_ASKED, ask_greetings
 from swarm.network.dht.own_records import AddressNews, OwnRecords
 from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.local_discovery import LocalDiscovery, LocalPeers, local_addrs
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
 from swarm.network.interface import SigningNetwork, Stream, StreamHandler, UnaryHandler
+from swarm.network.libp2p.greeting import Greeting
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.path_watch import PathWatch
@@ -152,11 +153,11 @@ class Libp2pNetwork(SigningNetwork):
                 await self._paths.own.measured.wait()
         return self._paths.own.reachability
 
-    async def clock_skews_s(self) -> list[float]:
-        """Ask a few connected peers, drawn by chance, for their time. Return how far their clocks are ahead."""
+    async def ask_greetings(self) -> list[Greeting]:
+        """Greet a few connected peers, drawn by chance. Return the answers: their versions and clocks."""
         connected = list(self._host.traffic.peer_paths())
         asked = random.sample(connected, min(NUM_ASKED, len(connected)))
-        return await clock_skews_s(self._host, asked, self.network_id)
+        return await ask_greetings(self._host, asked, self.network_id)
 
     def peer_paths(self) -> dict[str, PeerPath]:
         """Return the kind of path to each peer that was connected at the last look, with the bytes exchanged."""

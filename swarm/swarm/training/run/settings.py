@@ -21,6 +21,10 @@ MAX_ADMITTED = 1024
 _UNSET = object()
 
 
+class UnknownKey(ConfigError):
+    """A run has a key that this version does not know."""
+
+
 class ImpossibleRun(ConfigError):
     """`problems` are the impossible values of a run, each with its remedy."""
 
@@ -157,12 +161,12 @@ is_digest = matching(r"[0-9a-f]{64}")
 
 
 def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Raises ConfigError for the first key that is not `known`."""
+    """Raises UnknownKey for the first key that is not `known`."""
     for key in mapping:
         if key not in known:
             close = difflib.get_close_matches(str(key), known, n=1)
             remedy = f"did you mean {close[0]!r}?" if close else "remove it, or look up the setting you mean"
-            raise ConfigError(f"{where} has an unknown key {str(key)[:80]!r}", remedy=remedy)
+            raise UnknownKey(f"{where} has an unknown key {str(key)[:80]!r}", remedy=remedy)
 
 
 def table_of(kind: type[Any], key: str, mapping: object) -> Any:

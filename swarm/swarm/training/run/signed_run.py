@@ -36,6 +36,7 @@ from swarm.training.run.run_tables import MODEL_KEYS, DataConfig, InnerConfig, O
 from swarm.training.run.settings import (
     ImpossibleRun,
     ImpossibleValues,
+    UnknownKey,
     declared,
     refuse_unknown_keys,
     table_of,
@@ -216,7 +217,14 @@ def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
         raise IntegrityError(
             f"{path} is not what its author signed", remedy="get the file again, or sign it again", peer_id=peer_id
         ) from error
-    config = from_mapping(with_implied(mapping))
+    try:
+        config = from_mapping(with_implied(mapping))
+    except UnknownKey as error:  # the author's version of Swarm knows it, or it would not have signed the run
+        raise ConfigError(
+            f"{path} was signed by a newer version of Swarm: {error.message}",
+            remedy="update this node",
+            peer_id=peer_id,
+        ) from None
     text = to_toml({**mapping, "signature": table})
     return SignedRun(config=config, peer_id=peer_id, issued_at=issued_at, signature=signature, text=text)
 

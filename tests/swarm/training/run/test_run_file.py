@@ -261,11 +261,15 @@ def test_load_run_refuses_an_unsigned_file_and_read_config_accepts_it(run_path: 
     assert read_config(run_path) == tiny_run
 
 
-def test_load_run_names_the_unknown_key_of_a_newer_version(tmp_path: Path, tiny_run: RunConfig) -> None:
-    newer = sign_mapping(tiny_run, {**to_mapping(tiny_run), "codecs": "int4"}, AUTHOR, 1_750_000_000)
+@pytest.mark.parametrize("added", [{"codecs": "int4"}, {"data": {"splits": "all"}}])
+def test_load_run_says_that_a_signed_run_with_an_unknown_key_is_of_a_newer_version(
+    tmp_path: Path, tiny_run: RunConfig, added: dict[str, Any]
+) -> None:
+    newer = sign_mapping(tiny_run, {**to_mapping(tiny_run), **added}, AUTHOR, 1_750_000_000)
     (tmp_path / "run.toml").write_text(newer.text)
-    with pytest.raises(ConfigError, match="did you mean 'codec'"):
+    with pytest.raises(ConfigError, match=r"was signed by a newer version of Swarm: .* unknown key") as caught:
         load_checked_run(tmp_path / "run.toml")
+    assert caught.value.remedy == "update this node"
 
 
 def test_load_run_refuses_a_missing_file(tmp_path: Path) -> None:

@@ -133,8 +133,12 @@ class PromiseFile:
             report, *voted = _split(content[_NUMBER_BYTES:])
             own_vote = OwnPrepareVote(vote=Vote.from_bytes(voted[0]), origin=voted[1]) if voted else None
             promised = Ready.from_bytes(report)
-        except (PeerViolation, ValueError, IndexError) as error:
-            raise self._damaged(str(error)) from error
+        except (PeerViolation, ValueError, IndexError) as error:  # the digest shows that the file is whole
+            raise IntegrityError(
+                f"another version of Swarm wrote what this member has voted for, in {self._path}",
+                remedy="continue with that version, or join with a new home: a member that forgets its votes could "
+                "vote twice",
+            ) from error
         parts = self._parts(own_vote.vote.outcome) if own_vote else ()
         return Promise(report=promised, first_attempt=first_attempt, own_prepare_vote=own_vote, parts=parts)
 

@@ -67,6 +67,15 @@ def test_promise_file_is_refused_when_it_is_damaged(tmp_path: Path, cut: int) ->
     assert "vote twice" in caught.value.remedy
 
 
+def test_promise_file_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "promise.bin"
+    report_alone = bytes(8) + ready(1).to_bytes()  # as protocol 4 wrote it, without the length before the report
+    path.write_bytes(hashlib.sha256(report_alone).digest() + report_alone)
+    with pytest.raises(IntegrityError, match="another version of Swarm wrote what this member has voted for") as caught:
+        PromiseFile(tmp_path).read()
+    assert "continue with that version" in caught.value.remedy
+
+
 def test_promise_is_kept_without_its_parts_when_they_are_damaged(tmp_path: Path) -> None:
     PromiseFile(tmp_path).write(PROMISE)
     (path,) = tmp_path.glob("parts-*.bin")

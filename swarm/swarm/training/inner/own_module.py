@@ -69,6 +69,12 @@ class ModuleInner:
                 remedy="leave out model, optimizer and loss, or make a run for the module: swarm.trainer.module_run",
             )
         check_weights(run, own.module)
+        make: Any = own.optimizer
+        if not callable(make):
+            raise ConfigError(
+                f"the optimizer is of type {type(make).__name__}, and not a function that makes one for the parameters",
+                remedy="give optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
+            )
         self._run = run
         self._own = own
         self._layout = Layout.of(own.module, run.fragments)
@@ -137,7 +143,12 @@ class ModuleInner:
 
     def _step(self, batch: Any) -> float:
         self._optimizer.zero_grad()
-        loss = self._own.loss(self._own.module, batch)
+        loss: Any = self._own.loss(self._own.module, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"of type {type(loss).__name__}"
+            raise ConfigError(
+                f"the module's loss is {found}, and not one number", remedy="return a tensor of one value: loss.mean()"
+            )
         value = loss.item()
         if not math.isfinite(value):
             raise RoundError(f"training diverged: the loss is {value}", remedy="lower the learning rate")

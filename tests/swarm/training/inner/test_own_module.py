@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -143,6 +144,23 @@ def test_stop_iteration_of_the_authors_function_becomes_an_error_that_a_future_c
 
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         ModuleInner(run_of(), own(loss=loss)).train(range(7), 5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [(None, "of type NoneType"), (0.5, "of type float"), (torch.ones(4, requires_grad=True), r"of shape \(4,\)")],
+)
+def test_loss_that_is_not_one_number_is_named(loss: Any, found: str) -> None:
+    inner = ModuleInner(run_of(), own(loss=lambda _module, _batch: loss))
+    with pytest.raises(ConfigError, match=f"the module's loss is {found}, and not one number"):
+        inner.train([0, 1], 1)
+
+
+def test_optimizer_that_is_made_already_is_refused() -> None:
+    module = make_module()
+    made: Any = sgd(list(module.parameters()))
+    with pytest.raises(ConfigError, match="the optimizer is of type SGD, and not a function"):
+        ModuleInner(run_of(), replace(own(module), optimizer=made))
 
 
 def test_take_in_mixes_a_slice_and_leaves_the_rest_unchanged() -> None:

@@ -195,7 +195,10 @@ async def join(
     if not greetings:
         if failures or find_nearby or (remembered and not may_be_first):
             raise _unreachable_error(
-                failures, num_remembered=len(remembered), was_sought_nearby=find_nearby is not None
+                failures,
+                _refusal_of_contact(attempts),
+                num_remembered=len(remembered),
+                was_sought_nearby=find_nearby is not None,
             )
         return entry
     for addr, failure in failures.items():
@@ -280,6 +283,13 @@ def _refusals(failures: Failures) -> list[PeerRefused]:
     return [failure for failure in failures.values() if isinstance(failure, PeerRefused)]
 
 
+def _refusal_of_contact(attempts: Attempts) -> PeerRefused | None:
+    """Return why a remembered or local peer refused this node, if one answered: after an update all of them may."""
+    ended = (task for task, peer in attempts.items() if isinstance(peer, Contact) and task.done())
+    failures = (task.exception() for task in ended if not task.cancelled())
+    return next((failure for failure in failures if isinstance(failure, PeerRefused)), None)
+
+
 def _reasons(failures: Failures) -> str:
     """Return each failure as `ADDRESS: REASON`, in one line."""
     return "; ".join(
@@ -294,20 +304,23 @@ def _refusal_error(failures: Failures, refusals: Sequence[PeerRefused]) -> Confi
     return ConfigError(f"cannot join through the given peers: {reasons}", remedy="; ".join(filter(None, remedies)))
 
 
-def _unreachable_error(failures: Failures, *, num_remembered: int, was_sought_nearby: bool) -> StartError:
-    nearby = "no node of this network answered in the local network" if was_sought_nearby else ""
-    if not failures:
+def _unreachable_error(
+    failures: Failures, refusal: PeerRefused | None, *, num_remembered: int, was_sought_nearby: bool
+) -> StartError:
+    nearby = "no node of this network answered in the local network" if was_sought_nearby and not refusal else ""
+    if failures:
+        given = f"none of the given peers could be reached: {_reasons(failures)}"
+        remembered = f"nor any of the {num_remembered} peers that this node remembers" if num_remembered else ""
+        remedy = "check the addresses and that these nodes run, or give another node of the network"
+    else:
+        given = ""
         remembered = f"none of the peers that this node remembers ({num_remembered}) could be reached"
-        return StartError(
-            "; ".join(filter(None, (remembered if num_remembered else "", nearby))),
-            remedy="give --peers the address of a running node, as swarm-node seed prints it",
-        )
-    given = f"none of the given peers could be reached: {_reasons(failures)}"
-    remembered = f"nor any of the {num_remembered} peers that this node remembers" if num_remembered else ""
-    return StartError(
-        "; ".join(filter(None, (given, remembered, nearby))),
-        remedy="check the addresses and that these nodes run, or give another node of the network",
-    )
+        remembered = remembered if num_remembered else ""
+        remedy = "give --peers the address of a running node, as swarm-node seed prints it"
+    if refusal is not None:
+        refused = f"one that answered cannot be joined: {refusal.message}"
+        return StartError("; ".join(filter(None, (given, remembered, refused))), remedy=refusal.remedy)
+    return StartError("; ".join(filter(None, (given, remembered, nearby))), remedy=remedy)
 
 
 def _check_clock(skews_s: Sequence[float]) -> None:

@@ -381,6 +381,23 @@ def test_start_fails_when_all_remembered_peers_are_gone_unless_it_may_be_the_fir
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("peers", [(), (f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}",)])
+def test_start_fails_with_the_remembered_peers_version_when_they_were_all_updated(
+    tmp_path: Path, peers: tuple[str, ...]
+) -> None:
+    newer = Hello(network_id="test", software_version="9", protocol_version=PROTOCOL_VERSION + 1)
+
+    async def main() -> None:
+        async with bare_host(newer) as addr:
+            seed = parse_peer_addr(addr)
+            remembered = (Contact(peer_id=seed.peer_id, addrs=(addr.partition("/p2p/")[0],)),)
+            error = await failure(tmp_path / "a", peers=peers, remembered=remembered)
+        assert f"one that answered cannot be joined: peer speaks protocol {PROTOCOL_VERSION + 1}" in error.message
+        assert error.remedy == "update this node"
+
+    asyncio.run(main())
+
+
 def test_announced_addresses_of_a_remembered_peer_are_dialled_only_inside_its_network(
     tmp_path: Path,
 ) -> None:

@@ -114,8 +114,13 @@ def test_link_of_another_key_or_on_a_bound_certificate_is_refused() -> None:
 def test_credential_is_bounded() -> None:
     big = bytes(limits.MAX_RUN_CREDENTIAL_BYTES + 1)
     many = tuple(bytes([number]) for number in range(limits.MAX_VOUCHERS + 1))
-    for fields in ({}, {"chain": (b"1",), "vouches": (b"2",)}, {"chain": (big,)}, {"vouches": many}):
-        with pytest.raises(ValueError, match=r".+"):
+    for fields, message in (
+        ({}, "holds either an invitation or vouches"),
+        ({"chain": (b"1",), "vouches": (b"2",)}, "holds either an invitation or vouches"),
+        ({"chain": (big,)}, "is too large"),
+        ({"vouches": many}, "vouches has 5 items, more than 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
             RunCredential(peer_id=NEWCOMER.peer_id, **fields)  # type: ignore[arg-type]
     parts = [
         part for each in (shown(INVITATION), shown(BOUND), shown(*VOUCHES)) for part in (*each.chain, *each.vouches)
@@ -144,16 +149,16 @@ def test_malformed_credential_text_is_refused_without_being_repeated() -> None:
 
 
 def test_invitation_holds_its_own_key_and_a_vouch_none() -> None:
-    for fields in (
-        {},
-        {"certificate": INVITATION.certificate},
-        {"certificate": INVITATION.certificate, "key": bytes(32)},
-        {"certificate": BOUND.certificate, "key": INVITATION.key},
-        {"vouch": INVITATION.certificate},
-        {"vouch": VOUCHES[0].vouch, "key": INVITATION.key},
-        {"certificate": VOUCHES[0].vouch, "key": INVITATION.key},
+    for fields, message in (
+        ({}, "holds neither an invitation nor a vouch"),
+        ({"certificate": INVITATION.certificate}, "key is missing"),
+        ({"certificate": INVITATION.certificate, "key": bytes(32)}, "key is another's"),
+        ({"certificate": BOUND.certificate, "key": INVITATION.key}, "key is missing, or it is no invitation"),
+        ({"vouch": INVITATION.certificate}, "is no vouch"),
+        ({"vouch": VOUCHES[0].vouch, "key": INVITATION.key}, "is no vouch"),
+        ({"certificate": VOUCHES[0].vouch, "key": INVITATION.key}, "RunTerms is empty"),
     ):
-        with pytest.raises(ValueError, match=r".+"):
+        with pytest.raises(ValueError, match=message):
             RunInvitation(**fields)  # type: ignore[arg-type]
 
 

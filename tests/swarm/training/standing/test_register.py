@@ -119,9 +119,16 @@ def test_register_is_valid_and_holds_nobody_on_probation(
     assert all(value <= before.get(peer, 0) + 1 for peer, value in credit.items())
 
 
-@pytest.mark.parametrize("wrong", [{PEERS[0]: -1}, {PEERS[0]: 10_001}, {"nobody": 1}])
-def test_register_refuses_credits_out_of_bounds(wrong: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r".+"):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({PEERS[0]: -1}, "credits is -1, not"),
+        ({PEERS[0]: 10_001}, "credits is 10001, not"),
+        ({"nobody": 1}, "'nobody' is not an Ed25519 peer id"),
+    ],
+)
+def test_register_refuses_credits_out_of_bounds(wrong: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Register(credits=wrong)
 
 

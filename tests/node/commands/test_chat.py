@@ -274,6 +274,14 @@ def test_models_are_listed_with_their_revisions(
     assert capsys.readouterr().out == TABLE
 
 
+def test_models_lists_none_of_the_blocks_of_a_model_whose_servers_are_still_loading(
+    scripted: type[ScriptedClient], capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted.served = [status("story", missing=((0, 8),))]
+    assert cli.run(["models", "--peers", PEER]) == 0
+    assert "  none of 8  2  " in " ".join(capsys.readouterr().out.split("\n")).replace("        ", "  ")
+
+
 def test_models_as_an_event(scripted: type[ScriptedClient], capsys: pytest.CaptureFixture[str]) -> None:
     scripted.served = MODELS
     assert cli.run(["models", "--json", "--peers", PEER]) == 0

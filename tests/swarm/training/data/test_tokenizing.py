@@ -71,6 +71,18 @@ def test_load_tokenizes_in_a_separate_process(tmp_path: Path) -> None:
     assert sorted(path.suffix for path in cache.iterdir()) == [".lock", ".tokens"]
 
 
+def test_progress_is_reported_once_a_second_and_at_the_end() -> None:
+    now_s = 0.0
+    reports: list[Progress] = []
+    report = tokenizing._Reports(reports.append, lambda: now_s)
+    for turn in range(1, 41):
+        now_s = turn / 4
+        report(turn / 40, turn)
+    assert [each.num_tokens for each in reports] == list(range(4, 41, 4))
+    report(1.0, 41, at_last=True)
+    assert (reports[-1].num_tokens, len(reports)) == (41, 11)
+
+
 def test_tokenize_raises_the_error_of_the_worker_with_its_type(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"gr\xfc\xdfe")
     with pytest.raises(ConfigError, match="not UTF-8 text") as caught:

@@ -51,7 +51,7 @@ def test_idle_daemon_uses_almost_no_processor_time(seed: Seed) -> None:
         return (used_s() - before_s) / (time.monotonic() - since_s)
 
     # it may have something to do at first: it has just started, or a node has just left it
-    assert any(share_used() < 0.1 for _ in range(10))
+    assert any(share_used() < 0.03 for _ in range(3))
 
 
 def test_control_socket_is_open_only_to_its_owner(seed: Seed) -> None:

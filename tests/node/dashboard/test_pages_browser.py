@@ -152,10 +152,10 @@ FIRST_PAINT = """() => new Promise(resolve => new PerformanceObserver(list => {
 @pytest.mark.parametrize("path", ["/", "/nodes"])
 def test_pages_of_a_thousand_nodes_paint_within_a_second(page: Page, swarms: Swarms, path: str) -> None:
     painted: list[float] = []
-    while not painted or (min(painted) >= MAX_FIRST_PAINT_MS and len(painted) < 60):
+    while not painted or (min(painted) >= MAX_FIRST_PAINT_MS and len(painted) < 5):
         page.goto(swarms["large"][1].url + path)
         painted.append(page.evaluate(FIRST_PAINT))
-    assert min(painted) < MAX_FIRST_PAINT_MS, "not even the best of sixty, since others use this machine too"
+    assert min(painted) < MAX_FIRST_PAINT_MS, "not even the best of five, since others use this machine too"
 
 
 def test_hostile_names_are_shown_as_text(page: Page, swarms: Swarms) -> None:

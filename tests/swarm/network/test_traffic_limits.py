@@ -21,7 +21,7 @@ from swarm_protocol.identity import Identity
 
 RATE = 2.5e6  # 20 Mbit/s
 NUM_BYTES = 3_000_000
-MAX_TRIES = 20
+MAX_TRIES = 5
 
 Pair = tuple[Libp2pNetwork, Libp2pNetwork]
 

@@ -86,17 +86,14 @@ async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[s
 def test_start_beside_dead_seeds_does_not_wait_for_them(
     beside_seed: BesideSeed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network_entry, "SEED_TIMEOUT_S", 60)
+    monkeypatch.setattr(network_entry, "SEED_TIMEOUT_S", 3600)
 
     async def case(seed: Libp2pNetwork) -> None:
         with socket.create_server(("127.0.0.1", 0)) as silent:  # it accepts and sends nothing
             silent_addr = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{STRANGER}"
             refusing_addr = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER}"
-            start = time.monotonic()
-            async with await libp2p_node(
-                tmp_path / "b", peers=(silent_addr, refusing_addr, *await seed.addrs())
-            ) as node:
-                assert time.monotonic() - start < 50  # about 1 on an idle machine
+            peers = (silent_addr, refusing_addr, *await seed.addrs())
+            async with asyncio.timeout(60), await libp2p_node(tmp_path / "b", peers=peers) as node:
                 assert await node.publish("k", b"", lifetime_s=10)
 
     beside_seed(case)

@@ -6,7 +6,6 @@ import asyncio
 import multiprocessing
 import os
 import random
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from multiprocessing.connection import Connection
@@ -149,7 +148,7 @@ def test_peer_that_is_killed_is_noticed_at_once(
     tmp_path: Path, is_greater: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GRACE_S", "HOLD_S", "YIELD_S"):  # nothing may wait for any of these
-        monkeypatch.setattr(reconnection, name, 30.0)
+        monkeypatch.setattr(reconnection, name, 3600.0)
     identities = sorted((Identity.generate(), Identity.generate()), key=lambda identity: identity.peer_id)
     for name, identity in zip(("other", "near") if is_greater else ("near", "other"), identities, strict=True):
         identity.save(tmp_path / name)
@@ -168,10 +167,9 @@ def test_peer_that_is_killed_is_noticed_at_once(
             await stream.send(b"there?")
             assert await stream.receive() == b"there?"
             process.kill()
-            began_at = time.monotonic()
-            with pytest.raises(PeerUnreachable):
-                await stream.receive()
-            assert time.monotonic() - began_at < 15
+            async with asyncio.timeout(60):
+                with pytest.raises(PeerUnreachable):
+                    await stream.receive()
 
     with here, there:
         assert here.poll(30)

@@ -76,6 +76,12 @@ def own_token_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("user-cache"))
 
 
+@pytest.fixture
+def only_errors_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Log only errors: a run with hostile or dying members warns thousands of times, which takes time."""
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is imported and made here stays to the end: no garbage collection looks through its million objects.

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.training_swarm import AUTHOR, Swarm, config
+from support.training_swarm import AUTHOR, Swarm, config, interval_cost
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
@@ -21,11 +21,6 @@ from swarm_node.commands import run_orders
 from swarm_protocol.identity import Identity
 
 ONLOOKER = Identity(b"onlooker".ljust(32))
-
-
-def _cost(function: object) -> float:
-    """Let an interval take a second, and everything else no time."""
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
 class Endorsed:
@@ -41,7 +36,7 @@ class Endorsed:
         self._command += ["--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{ONLOOKER.peer_id}"]
         self.num_endorsed = 0
         monkeypatch.setattr(run_orders, "visiting", self._visiting)
-        waits = SimpleNamespace(run=lambda main: virtual_time.run(main, compute_s=_cost), sleep=asyncio.sleep)
+        waits = SimpleNamespace(run=lambda main: virtual_time.run(main, compute_s=interval_cost), sleep=asyncio.sleep)
         monkeypatch.setattr(run_orders, "asyncio", waits)
 
     @asynccontextmanager

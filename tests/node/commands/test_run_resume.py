@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.training_swarm import AUTHOR, Swarm, config
+from support.training_swarm import AUTHOR, Swarm, config, interval_cost
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
@@ -23,6 +23,8 @@ from swarm_node.commands.run_orders import AuthorVisit, read_members
 from swarm_node.events.emitter import Emitter
 from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import Identity
+
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
 ONLOOKER = Identity(b"onlooker".ljust(32))
 NUM_STEPS = 6
@@ -56,16 +58,6 @@ async def resume(
     return [json.loads(line) for line in out.getvalue().splitlines()]
 
 
-def _cost(function: object) -> float:
-    """Let an interval take a second, and everything else no time."""
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("ERROR", logger="swarm")
-
-
 def test_resume_names_the_members_that_would_go_on_and_signs_only_when_asked() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
@@ -84,7 +76,7 @@ def test_resume_names_the_members_that_would_go_on_and_signs_only_when_asked() -
             await swarm.finish()
             assert swarm.members["m2"].of(OuterStep)[-1].step == NUM_STEPS
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_resume_of_a_run_that_goes_on_says_that_it_needs_no_order() -> None:
@@ -102,7 +94,7 @@ def test_resume_of_a_run_that_goes_on_says_that_it_needs_no_order() -> None:
             _, delivered = await resume(swarm, is_certain=True)
             assert delivered["event"] == "resume_delivered"
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["asked", "certain"])
@@ -117,7 +109,7 @@ def test_resume_for_fewer_members_than_a_step_needs_says_that_others_have_to_joi
             assert "swarm-node join --run" in str(warned["remedy"])
             assert ended["event"] == ("resume_delivered" if certain else "resume_not_signed")
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_resume_of_another_author_or_among_nobody_is_refused() -> None:
@@ -131,7 +123,7 @@ def test_resume_of_another_author_or_among_nobody_is_refused() -> None:
                 await resume(swarm, is_certain=True, named=PEERS)
             assert not any(member.of(RunResumed) for member in swarm.members.values())
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_resume_that_no_member_accepts_is_an_error() -> None:
@@ -149,7 +141,7 @@ def test_resume_that_no_member_accepts_is_an_error() -> None:
                 await visit.order(situation, is_certain=True)
             await network.close()
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 @pytest.mark.parametrize("certain", [[], ["--yes"]], ids=["asked", "certain"])
@@ -175,7 +167,7 @@ def test_resume_is_a_command_that_signs_with_the_authors_key(
 
     monkeypatch.setattr(run_orders, "visiting", visiting)
     monkeypatch.setattr(
-        run_orders, "asyncio", SimpleNamespace(run=lambda main: virtual_time.run(main, compute_s=_cost))
+        run_orders, "asyncio", SimpleNamespace(run=lambda main: virtual_time.run(main, compute_s=interval_cost))
     )
     options = ["--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{PEERS[0]}", "--identity", str(tmp_path / "author.key"), "--json"]
     assert cli.run(["run", "resume", str(tmp_path / "run.toml"), *options, *certain]) == 0

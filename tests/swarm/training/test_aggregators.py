@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,16 +23,13 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import short_id
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NUM_STEPS = 5
 ATTACKS = {"huge": 1e4, "sign-flipped": -30.0}
 """The factor by which the liar multiplies its pseudo-gradient. The result is well formed."""
 NAN = torch.tensor([math.nan]).numpy().tobytes()
 ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 @dataclass

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
-from support.training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config
+from support.training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
 from swarm.training.state import replica_state
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateFetched
@@ -17,6 +18,8 @@ from swarm.training.trainer_events import OuterStep, RoundAborted, StateFetched
 CHUNK_BYTES = 1 << 12
 """Smaller than real chunks, so that a small state has six of them. Theta ends in the third one."""
 LAST_CHUNK_BYTES = 8 * NUM_VALUES - 5 * CHUNK_BYTES
+
+COST = partial(interval_cost, other_s=0.001)
 
 
 @pytest.fixture(autouse=True)
@@ -35,10 +38,6 @@ def flip(member: Member, what: str, index: int) -> None:
 async def reach_step(member: Member, step: int) -> None:
     while member.trainer.state is None or member.trainer.state.outer_step < step:
         await asyncio.sleep(0.05)
-
-
-def _cost(function: object) -> float:
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
 
 
 @pytest.mark.parametrize(
@@ -72,7 +71,7 @@ def test_member_with_a_damaged_replica_fetches_only_the_chunks_that_differ_and_c
             assert not [event for member in members if member is not damaged for event in member.of(StateFetched)]
         assert "is damaged" in caplog.text
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_damage_is_found_in_a_fragment_that_the_step_does_not_move() -> None:
@@ -87,7 +86,7 @@ def test_damage_is_found_in_a_fragment_that_the_step_does_not_move() -> None:
             assert len(repaired) == 1
             assert repaired[0].num_bytes == 2 * CHUNK_BYTES
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 @pytest.mark.parametrize(("victim", "what"), [(0, "momentum"), (1, "momentum"), (1, "theta")])
@@ -107,4 +106,4 @@ def test_damaged_one_of_two_members_repairs_itself_before_the_next_outcome(
             assert [member.trainer.num_mismatches for member in members] == [int(each == victim) for each in (0, 1)]
         assert caplog.text.count("is damaged: repairing") == 1
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)

@@ -6,18 +6,13 @@ import asyncio
 import logging
 
 import pytest
-from support.training_swarm import Member, Swarm, assert_equal_steps, config
+from support.training_swarm import Member, Swarm, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.trainer_events import OnProbation, OuterStep
 from swarm_protocol.identity import Identity
 
 NUM_STEPS, NUM_AWAY = 14, 3
-
-
-def _cost(function: object) -> float:
-    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
 async def _until_step(member: Member, step: int) -> None:
@@ -56,4 +51,4 @@ def test_returning_member_decides_and_counts_fully_only_when_the_run_remembers_i
                 assert back.peer_id not in proof.roster
             assert_equal_steps(await swarm.finish(), NUM_STEPS)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,13 +27,10 @@ from swarm_protocol.commit_messages import Outcome, Vote
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import Equivocation, StatedVote
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 WATCHER = Identity(b"w" * 32)
 NAMES = ("m0", "m1", "m2")
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="swarm")
 
 
 def slow_inner() -> SyntheticInner:

@@ -4,7 +4,6 @@ commits."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 import pytest
@@ -15,14 +14,11 @@ from swarm.training.round.round_state import coordinator_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.trainer_events import ContributionLate, IntervalDone, OuterStep, RoundAborted, StateFetched
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 STEP_S = 0.4
 TOKENS = 5 * 2 * 4
 """The number of tokens of one trainer's interval."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 def clustered(**changes: object) -> RunConfig:

@@ -4,7 +4,6 @@ they crash."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -26,12 +25,9 @@ from swarm_protocol.commit_messages import Vote
 from swarm_protocol.proof_messages import StatedReport, StatedVote
 from swarm_protocol.training_messages import Group, Ready, SignedGroup
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NAMES = ("m0", "m1", "m2")
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="swarm")
 
 
 def slow_inner() -> SyntheticInner:

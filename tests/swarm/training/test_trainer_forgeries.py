@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import replace
 
 import pytest
@@ -21,12 +20,9 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.reduction_messages import ReduceOpening
 from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NUM_STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 async def swarm_at_work(swarm: Swarm) -> tuple[Member, RunSignatures, MemoryNetwork]:

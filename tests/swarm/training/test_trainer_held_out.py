@@ -4,7 +4,6 @@ others'."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 
 import pytest
@@ -24,15 +23,12 @@ from swarm.training.trainer_events import HeldOutScored
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 HONEST = ("m0", "m1", "m2", "m3")
 NUM_STEPS = 6
 NUM_DISCOUNTED_STEPS = 8
 """A low score counts only after some measurements, so that its effects need a few more steps."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="swarm")
 
 
 class Slanderer(RunMember):

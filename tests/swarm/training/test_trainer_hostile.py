@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
@@ -49,12 +48,9 @@ from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.reduction_messages import ReduceOpening
 from swarm_protocol.training_messages import Group, Ready, ReadyReply, SignedGroup
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NUM_STEPS = 3
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 def assert_honest_go_on(members: list[Member], liar: Member | None = None) -> None:

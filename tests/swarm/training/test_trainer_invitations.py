@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import replace
 
 import pytest
 from support.lying_owners import owner_that, times_minus_ten
-from support.training_swarm import AUTHOR, Member, Swarm, SyntheticInner, assert_equal_steps, config, identity_of
+from support.training_swarm import (
+    AUTHOR,
+    Member,
+    Swarm,
+    SyntheticInner,
+    assert_equal_steps,
+    config,
+    identity_of,
+    interval_cost,
+)
 from swarm.network.memory.memory_network import EPOCH_S
 from swarm.testing import virtual_time
 from swarm.training.round.group_formation import OWN_EXPIRED
@@ -36,17 +44,9 @@ from swarm_protocol.run_credentials import (
     vouch_for,
 )
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 FIRST_STEPS, NUM_STEPS = 5, 10
-
-
-def _cost(function: object) -> float:
-    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="swarm")
 
 
 def invitation(swarm: Swarm, signer: Identity = AUTHOR, *, max_uses: int = 1, node: str = "") -> RunInvitation:
@@ -113,7 +113,7 @@ def test_newcomer_counts_fully_at_its_first_step_with_an_invitation_and_is_on_pr
             assert not stranger.of(RunEntered)
             assert_equal_steps(await swarm.finish(*(each.name for each in (*members, friend))), NUM_STEPS)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_newcomer_learns_once_that_another_one_has_used_up_its_invitation() -> None:
@@ -127,7 +127,7 @@ def test_newcomer_learns_once_that_another_one_has_used_up_its_invitation() -> N
             [refused] = [event for each in friends for event in each.of(InvitationRefused)]
             assert (refused.serial, refused.reason) == (entered.how.split()[-1], "is used up (1 of 1)")
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_run_that_requires_invitations_begins_with_invited_founders_and_leaves_others_out() -> None:
@@ -151,7 +151,7 @@ def test_run_that_requires_invitations_begins_with_invited_founders_and_leaves_o
             assert not _trains(third_use, first)
             assert any(NOT_INVITED in event.reason for event in stranger.of(RoundAborted)), stranger.of(RoundAborted)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 @pytest.mark.parametrize("forged", ["another signer", "replayed"])
@@ -169,7 +169,7 @@ def test_forged_or_stolen_invitation_admits_nobody(forged: str) -> None:
             assert thief.task.exception() is not None
             assert not thief.of(OuterStep)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 @pytest.mark.parametrize("num_vouchers", [1, 2])
@@ -190,7 +190,7 @@ def test_newcomer_counts_fully_only_when_enough_members_vouched_for_it(num_vouch
                 tuple(sorted(swarm.members[name].peer_id for name in ("m0", "m1")))
             ] * (num_vouchers == 2)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_invited_newcomer_of_a_full_run_enters_through_a_head() -> None:
@@ -213,7 +213,7 @@ def test_invited_newcomer_of_a_full_run_enters_through_a_head() -> None:
             assert not _trains(stranger, members[0])
             assert_equal_steps(await swarm.finish("m0", "m1", "friend"), NUM_STEPS)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_voucher_of_a_convicted_liar_is_on_probation_again() -> None:
@@ -236,7 +236,7 @@ def test_voucher_of_a_convicted_liar_is_on_probation_again() -> None:
             assert not any(member.of(OnProbation) for member in members[1:])
             assert voucher.peer_id not in _proof(swarm, members[1]).roster
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 @pytest.mark.parametrize("rule", ["welcome", "required"])
@@ -276,7 +276,7 @@ def test_revocation_given_to_one_member_reaches_the_state_and_removes_or_demotes
                 assert friend.of(OnProbation)[0].steps_left == 4
                 assert late.of(OnProbation)[0].steps_left == 4
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_nobody_is_blamed_when_an_invitation_expires_while_the_round_waits() -> None:

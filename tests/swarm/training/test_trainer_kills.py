@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 from support.faults import Fault, FaultScript
@@ -14,14 +13,11 @@ from swarm.testing import virtual_time
 from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.identity import short_id
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NUM_STEPS = 3
 UNDISTURBED_S = 2.2
 """Virtual seconds of a run without a kill, of which 2 are the first group's grace."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 def run_with_kill(

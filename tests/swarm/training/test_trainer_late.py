@@ -4,7 +4,6 @@ late."""
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 from support.training_swarm import WINDOW_TOKENS, Swarm, SyntheticInner, assert_equal_steps, config
@@ -12,13 +11,10 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.trainer_events import ContributionLate, OuterStep, RoundAborted
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 INTERVAL_S = 20.0
 NUM_STEPS, STEPS = 4, 20
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 @pytest.mark.parametrize(("overlap_steps", "later_s"), [(0, 2.0), (4, 1.0)])

@@ -4,7 +4,6 @@ choice."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,14 +24,11 @@ from swarm_protocol.commit_messages import Vote
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group, Ready, SignedGroup, SliceCommitment
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NUM_STEPS = 4
 Change = Callable[[Group, str], Group]
 """Return the group that a coordinator, the second argument, signs in place of the one that it formed."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -50,13 +49,10 @@ from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.proof_messages import Evidence, WrongReduction
 from swarm_protocol.reduction_messages import AuditDraw, AuditedSlice, PartStatement, ReduceOpening
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NUM_STEPS = 4
 NUM_VALUES = 6000
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="swarm")
 
 
 def assert_convicted(members: list[Member], liar: Member) -> None:

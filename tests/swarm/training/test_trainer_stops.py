@@ -6,7 +6,6 @@ for the stopped process; `tests/chaos` stops real ones."""
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 from support.faults import Fault, FaultScript
@@ -18,6 +17,8 @@ from swarm.training.member.peer_calls import MISSING_S
 from swarm.training.run.run_config import RunConfig
 from swarm.training.trainer_events import OuterStep, RoundAborted
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 STOPPED_S = 18.0
 INTERVAL_S = GRACE_S = 2.0
 ROUND_S = 1.0
@@ -26,11 +27,6 @@ FOUND_S = QUIET_S + SILENT_S + ROUND_S
 MOST_S = INTERVAL_S + FOUND_S + MISSING_S + GRACE_S + ROUND_S
 """The time between two steps of the others: it may be drawn to form the next group, and who does form it may not have
 found out itself that it is silent."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="swarm")
 
 
 async def run_with_silence(run: RunConfig, fault: Fault, num_members: int) -> tuple[Member, list[Member]]:

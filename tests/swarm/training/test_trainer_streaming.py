@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from dataclasses import replace
 
 import pytest
@@ -30,13 +29,10 @@ from swarm.training.trainer_events import (
     StateFetched,
 )
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 STEP_S = 0.1
 """Virtual seconds of an inner step."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 def streaming(**changes: object) -> RunConfig:

@@ -4,21 +4,17 @@ partitioned."""
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
-from support.training_swarm import Member, Swarm, assert_equal_steps, config
+from support.training_swarm import Member, Swarm, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
 from swarm.training.trainer_events import OuterStep
+
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
 AFTER_S = 20.0
 WITHIN_S = 15.0
 """The longest time until a coordinator with too few members gives its attempt up and the next one takes over."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 async def founded(swarm: Swarm, num_members: int) -> list[Member]:
@@ -63,7 +59,7 @@ def test_majority_goes_on_after_majority_after_s_when_members_are_gone(num_membe
             assert {member.peer_id for member in (*living, *fresh)} == set(living[0].of(OuterStep)[-1].group)
             assert_one_history(list(swarm.members.values()))
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 @pytest.mark.parametrize(("after_s", "dead"), [(AFTER_S, (0, 1)), (0.0, (2, 3))], ids=["half without", "never"])
@@ -84,7 +80,7 @@ def test_less_than_a_majority_waits_for_the_others(after_s: float, dead: tuple[i
             await asyncio.sleep(10 * AFTER_S)
             assert [len(member.of(OuterStep)) for member in living] == before
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_one_half_goes_on_in_a_partition_and_the_other_half_follows_when_it_heals() -> None:
@@ -100,9 +96,4 @@ def test_one_half_goes_on_in_a_partition_and_the_other_half_follows_when_it_heal
             assert_equal_steps(await swarm.finish(), 10)
             assert_one_history(members)
 
-    virtual_time.run(main(), compute_s=_cost)
-
-
-def _cost(function: object) -> float:
-    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
+    virtual_time.run(main(), compute_s=interval_cost)

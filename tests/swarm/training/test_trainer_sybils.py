@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 import torch
-from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config
+from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures
@@ -16,17 +15,9 @@ from swarm.training.trainer_events import OnProbation, OuterStep
 from swarm_protocol.identity import Identity
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NUM_HONEST, NUM_SYBILS, FIRST_STEPS, NUM_STEPS = 4, 12, 4, 7
-
-
-def _cost(function: object) -> float:
-    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.CRITICAL, logger="swarm")
 
 
 def _flipped(theta_N: Tensor) -> Tensor:
@@ -86,7 +77,7 @@ def test_twelve_fresh_keys_get_few_seats_little_weight_and_no_votes(cluster_size
             assert sum(of_strangers) <= 0.25 * sum(weights) + len(of_strangers)
         assert loss < 1.0
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_twelve_fresh_keys_ruin_a_run_without_probation() -> None:
@@ -100,7 +91,7 @@ def test_twelve_fresh_keys_ruin_a_run_without_probation() -> None:
         assert max(len(set(proof.origin.peer_ids) - honest) for proof in proofs) == NUM_SYBILS
         assert not loss < 1.0
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_restarted_newcomer_reports_again_that_it_is_on_probation() -> None:
@@ -126,4 +117,4 @@ def test_restarted_newcomer_reports_again_that_it_is_on_probation() -> None:
             (announced,) = again.of(OnProbation)
             assert (announced.steps_left, again.of(OuterStep)) == (left, [])
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)

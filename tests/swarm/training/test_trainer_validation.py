@@ -4,7 +4,6 @@ findings, and no single member's finding bans anybody."""
 from __future__ import annotations
 
 import asyncio
-import logging
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,8 +36,7 @@ from swarm_protocol.proof_messages import Evidence, WrongInterval
 
 
 @pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    caplog.set_level(logging.CRITICAL, logger="swarm")
+def forgotten_states(only_errors_logged: None) -> Iterator[None]:
     yield
     STATES.clear()
 

@@ -4,7 +4,6 @@ twice."""
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,12 +31,9 @@ from swarm_compression import get_codec
 from swarm_compression.feedback import ErrorFeedback
 from torch import Tensor
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NUM_STEPS = 6
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 class Recorder(AlteredMember):

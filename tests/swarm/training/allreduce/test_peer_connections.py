@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from typing import Any, cast
 
@@ -16,15 +15,12 @@ from swarm.training.allreduce.peer_connections import MIN_BYTES, BandwidthMeter,
 from swarm.training.trainer_events import OuterStep
 from swarm_protocol.commit_messages import MAX_BYTES_PER_S
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 BANDWIDTH_BYTES_PER_S = 1.28e6
 NUM_STEPS = 8
 LAST_STEPS = (6, 7, 8)
 NUM_VALUES = 320_000
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 def test_meter_gives_the_slower_direction_for_the_recent_number_of_peers() -> None:

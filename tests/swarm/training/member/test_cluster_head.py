@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -25,15 +24,12 @@ from swarm_protocol.errors import PeerRefused, PeerViolation
 from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.training_messages import Contribution
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 STEP_S = 0.4
 INTERVAL_S = 5 * STEP_S
 TOKENS = 40
 RUN = config(min_group=2, max_group=2, cluster_size=2, outer_steps=6, quorum_grace_s=12.0)
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 class HandMade:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -26,14 +25,11 @@ from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequ
 from swarm_protocol.run_credentials import RunCredential, credential_of, invite_to_run
 from swarm_protocol.training_messages import Contribution
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 ME, FIRST, SECOND = (Identity(bytes([number]) * 32) for number in range(3))
 NUM_VALUES = 100
 Head = Callable[[Stream], Coroutine[Any, Any, None]]
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
 
 
 class Scene:

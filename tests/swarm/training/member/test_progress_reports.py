@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from dataclasses import replace
 
 import pytest
@@ -98,11 +97,6 @@ def test_log_gives_a_valid_record_for_any_input(reason: str, seconds: float, sen
     assert reported == [min(rate, limits.MAX_LINK_BYTES_PER_S) for rate in sorted(rates)][: limits.MAX_REPORTED_RATES]
 
 
-@pytest.fixture
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
-
-
 async def records_of(swarm: Swarm) -> dict[str, TrainerRecord]:
     network = swarm.internet.network()
     async with Membership(network) as visitor:
@@ -135,7 +129,7 @@ async def phases_over(latency_s: float) -> dict[str, float]:
     return dict(last.phases_s)
 
 
-def test_records_report_phases_of_the_newest_round_that_add_up_to_its_time(quiet: None) -> None:
+def test_records_report_phases_of_the_newest_round_that_add_up_to_its_time(only_errors_logged: None) -> None:
     near = virtual_time.run(phases_over(0.005))
     far = virtual_time.run(phases_over(0.05))
     # a slice and a result, and a vote: each takes one or two latencies more than before
@@ -143,7 +137,7 @@ def test_records_report_phases_of_the_newest_round_that_add_up_to_its_time(quiet
     assert 0.04 <= far["commit"] - near["commit"] <= 0.5
 
 
-def test_records_name_the_sender_of_bad_slices(quiet: None) -> None:
+def test_records_name_the_sender_of_bad_slices(only_errors_logged: None) -> None:
     class Liar(RunMember):
         async def _open_context(self) -> RunContext:
             return replace(await super()._open_context(), codec=SpoiledCodec(lambda data: data[:-1]))
@@ -167,7 +161,7 @@ def test_records_name_the_sender_of_bad_slices(quiet: None) -> None:
     virtual_time.run(main())
 
 
-def test_records_name_the_member_whose_contribution_was_downweighted(quiet: None) -> None:
+def test_records_name_the_member_whose_contribution_was_downweighted(only_errors_logged: None) -> None:
     class Loud(SyntheticInner):
         def flat(self, where: slice = slice(None)):  # type: ignore[no-untyped-def]
             return -1000.0 * super().flat(where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +19,7 @@ from support.training_swarm import (
     assert_equal_steps,
     config,
     identity_of,
+    interval_cost,
     setup_of,
     signed,
 )
@@ -51,6 +52,10 @@ from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from swarm_protocol.identity import Identity
 from torch import Tensor
+
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
+COST = partial(interval_cost, other_s=0.001)
 
 
 @pytest.mark.parametrize("num_members", [1, 2, 3, 4, 8])
@@ -183,12 +188,7 @@ def test_member_that_joins_a_running_run_fetches_the_state_from_several_donors_a
             assert entered.step <= fetched.step + 3
             assert late.peer_id in late.of(OuterStep)[-1].group
 
-    virtual_time.run(main(), compute_s=_cost)
-
-
-def _cost(function: object) -> float:
-    """Return the virtual seconds of a task: an interval takes 1 s, everything else 1 ms."""
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_member_that_joins_after_the_end_fetches_the_final_state_and_returns() -> None:
@@ -309,7 +309,7 @@ def test_stopped_member_leaves_after_the_step_and_the_others_continue() -> None:
             assert leaver.trainer.state is not None
             assert leaver.trainer.state.outer_step < 6
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_stopped_member_leaves_at_once_when_no_step_can_end() -> None:
@@ -335,7 +335,7 @@ def test_stopped_member_leaves_at_once_when_no_step_can_end() -> None:
                 await asyncio.sleep(0.05)
             await stop(swarm, "m0")
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_member_that_ends_early_stops_the_computation_of_its_thread() -> None:
@@ -352,7 +352,7 @@ def test_member_that_ends_early_stops_the_computation_of_its_thread() -> None:
             await asyncio.wait({member.task})
             assert member.trainer._intervals.is_leaving.is_set()
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_run_continues_where_it_was_when_members_resume_with_a_certificate() -> None:
@@ -372,7 +372,7 @@ def test_run_continues_where_it_was_when_members_resume_with_a_certificate() -> 
             assert_equal_steps(members, 5)
             assert newcomer.of(StateFetched)[0].step == state.outer_step
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_resume_is_refused_with_the_certificate_of_another_state() -> None:
@@ -406,7 +406,7 @@ def test_resume_continues_without_a_certificate_that_has_become_invalid() -> Non
             await again.finish()
             assert [each.step for each in other.of(OuterStep)] == [4]
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_member_with_another_state_is_left_out_until_it_has_fetched_the_right_one() -> None:
@@ -420,7 +420,7 @@ def test_member_with_another_state_is_left_out_until_it_has_fetched_the_right_on
             assert odd.of(StateFetched)
             assert odd.peer_id not in swarm.members["m0"].of(Admitted)[0].group
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_members_form_one_first_group_when_some_do_not_see_all_records() -> None:
@@ -458,7 +458,7 @@ def test_partition_without_enough_members_on_one_side_heals_to_one_state() -> No
             swarm.internet.heal()
             assert_equal_steps(await swarm.finish(), 6)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_partition_into_halves_stops_the_run_until_it_heals() -> None:
@@ -480,7 +480,7 @@ def test_partition_into_halves_stops_the_run_until_it_heals() -> None:
             swarm.internet.heal()
             assert_equal_steps(await swarm.finish(), 4)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_member_that_leaves_is_not_waited_for_when_a_newcomer_joins() -> None:
@@ -500,7 +500,7 @@ def test_member_that_leaves_is_not_waited_for_when_a_newcomer_joins() -> None:
             await swarm.join("m2")
             assert_equal_steps(await swarm.finish("m0", "m2"), 5)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_partition_ends_in_one_state_when_both_halves_went_on() -> None:
@@ -517,7 +517,7 @@ def test_partition_ends_in_one_state_when_both_halves_went_on() -> None:
             assert len({member.digest for member in members}) == 1
             assert any(member.of(StateFetched) for member in members)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=COST)
 
 
 def test_run_over_slow_links_with_jitter_commits_equal_states() -> None:
@@ -608,12 +608,7 @@ def test_last_survivor_continues_alone_when_the_run_allows_it(caplog: pytest.Log
             assert_equal_steps([survivor], 6)
             assert survivor.of(OuterStep)[-1].group == (survivor.peer_id,)
 
-    virtual_time.run(main(), compute_s=_cost)
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
+    virtual_time.run(main(), compute_s=COST)
 
 
 class KeepsDrivers(AlteredMember):

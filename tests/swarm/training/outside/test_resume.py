@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
-from support.training_swarm import AUTHOR, Member, Swarm, assert_equal_steps, certificate_of, config, identity_of
+from support.training_swarm import (
+    AUTHOR,
+    Member,
+    Swarm,
+    assert_equal_steps,
+    certificate_of,
+    config,
+    identity_of,
+    interval_cost,
+)
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.progress_reports import trainer_record
@@ -26,18 +34,10 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Contribution, Group
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NUM_STEPS = 10
 ONLOOKER = Identity(b"onlooker".ljust(32))
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
-
-
-def _cost(function: object) -> float:
-    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
 async def founded(swarm: Swarm, num_members: int) -> list[Member]:
@@ -87,7 +87,7 @@ def test_run_continues_without_half_of_its_members_when_one_member_has_the_autho
                 digests = {e.digest for each in swarm.members.values() for e in each.of(OuterStep) if e.step == step}
                 assert len(digests) == 1
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_order_ends_in_the_history_that_the_author_named_when_others_went_on() -> None:
@@ -123,7 +123,7 @@ def test_order_ends_in_the_history_that_the_author_named_when_others_went_on() -
             for member in most:
                 assert any(event.sequence for event in member.of(RunResumed)) or member.of(OuterStep)[-1].step == 14
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def assert_final_states_equal(members: list[Member], num_steps: int) -> None:
@@ -161,7 +161,7 @@ def test_member_refuses_an_order_that_is_forged_old_or_for_others() -> None:
             await network.close()
             assert_equal_steps(await swarm.finish(), NUM_STEPS)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_member_follows_only_one_of_two_orders_with_the_same_sequence() -> None:
@@ -183,7 +183,7 @@ def test_member_follows_only_one_of_two_orders_with_the_same_sequence() -> None:
             assert await follows(context, ONLOOKER.peer_id, proof)
             await swarm.finish()
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_order_is_signed_only_by_the_author_and_only_for_admitted_members() -> None:
@@ -209,7 +209,7 @@ def test_order_is_signed_only_by_the_author_and_only_for_admitted_members() -> N
                 sign_order(swarm.run, situation, peers, AUTHOR, network_id="test", now=network.now())
             await network.close()
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_survey_asks_every_member_of_the_shown_state() -> None:
@@ -229,7 +229,7 @@ def test_survey_asks_every_member_of_the_shown_state() -> None:
             assert situation.absent == (members[0].peer_id,)
             await network.close()
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_certificate_of_strangers_with_a_genuine_order_does_not_follow_from_the_history() -> None:
@@ -256,7 +256,7 @@ def test_certificate_of_strangers_with_a_genuine_order_does_not_follow_from_the_
             await network.close()
             await swarm.finish()
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def _forged(signers: list[RunSignatures], order: bytes, step: int, now: float) -> bytes:
@@ -293,7 +293,7 @@ def test_member_knows_the_order_after_a_restart_from_a_resumed_state() -> None:
             # one of its state's two members, which would be too few without the order
             assert_equal_steps(await again.finish(), NUM_STEPS)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_observer_follows_the_history_that_the_author_named() -> None:
@@ -322,7 +322,7 @@ def test_observer_follows_the_history_that_the_author_named() -> None:
             await swarm.finish()
             return steps
 
-    steps = virtual_time.run(main(), compute_s=_cost)
+    steps = virtual_time.run(main(), compute_s=interval_cost)
     assert steps[-1] == NUM_STEPS
     assert steps == sorted(set(steps))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,8 @@ from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.commit_messages import Vote
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.training_messages import Ready
+
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
 PARTS = (b"first part", b"second part")
 VOTED = replace(OUTCOME, part_digests=tuple(hashlib.sha256(part).digest() for part in PARTS))
@@ -258,8 +259,3 @@ def test_member_waits_for_the_state_it_voted_from_and_reports_so_when_it_lost_th
             assert all(event.step > 3 for member in members for event in member.of(OuterStep))
 
     virtual_time.run(main(), compute_s=lambda work: 1.0 if getattr(work, "__name__", "") == "_stretch" else 0.0)
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")

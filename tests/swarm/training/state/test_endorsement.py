@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.training_swarm import AUTHOR, Swarm, assert_equal_steps, certificate_of, config
+from support.training_swarm import AUTHOR, Swarm, assert_equal_steps, certificate_of, config, interval_cost
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
@@ -32,6 +31,8 @@ from swarm_protocol.member_messages import Standing
 from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Contribution, Group
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 NOW = 1_750_000_000.0
 ONLOOKER = Identity(b"onlooker".ljust(32))
 NUM_STEPS = 12
@@ -39,16 +40,6 @@ NUM_KEYS = 40
 """The number of fresh keys of the forgers: more than ten for each honest member."""
 SIGNERS = RunSignatures(identity=AUTHOR, network_id="test", run="run", author=AUTHOR.peer_id)
 ENDORSEMENT = Endorsement(run="run", sequence=7, outer_step=3, state_digest=bytes([3]) * 32, roster=(ONLOOKER.peer_id,))
-
-
-@pytest.fixture(autouse=True)
-def quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, logger="swarm")
-
-
-def _cost(function: object) -> float:
-    """Return the virtual seconds of a task: an interval takes a second, everything else no time."""
-    return 1.0 if getattr(function, "__name__", "") == "_stretch" else 0.0
 
 
 async def founded(swarm: Swarm, num_members: int) -> None:
@@ -133,7 +124,7 @@ def test_newcomer_follows_no_fresh_keys_when_the_open_run_is_endorsed() -> None:
             assert_equal_steps(members, NUM_STEPS)
             assert not any("it was committed" in event.reason for event in newcomer.of(RoundAborted))
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_newcomer_is_deceived_by_fresh_keys_when_the_run_is_not_endorsed() -> None:
@@ -148,7 +139,7 @@ def test_newcomer_is_deceived_by_fresh_keys_when_the_run_is_not_endorsed() -> No
                 await asyncio.sleep(0.1)
             assert "it was committed" in newcomer.of(RoundAborted)[0].reason
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_observer_and_export_ignore_fresh_keys_when_the_run_is_endorsed() -> None:
@@ -173,7 +164,7 @@ def test_observer_and_export_ignore_fresh_keys_when_the_run_is_endorsed() -> Non
             found = await survey(network, swarm.run, await membership.trainers(swarm.run.run_id))
             assert set(found.holders) <= honest
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_observer_that_believed_fresh_keys_follows_the_endorsed_history() -> None:
@@ -199,7 +190,7 @@ def test_observer_that_believed_fresh_keys_follows_the_endorsed_history() -> Non
             (step,) = await observer.look(await observer.members())
             assert set(step.group) <= set(honest)
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_endorsement_reaches_all_members_and_changes_no_history(tmp_path: Path) -> None:
@@ -239,7 +230,7 @@ def test_endorsement_reaches_all_members_and_changes_no_history(tmp_path: Path) 
             recalled.recall(signatures, now)
             assert recalled.newest == first
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_newcomer_waits_and_begins_no_run_when_nobody_shows_the_endorsed_history() -> None:
@@ -267,7 +258,7 @@ def test_newcomer_waits_and_begins_no_run_when_nobody_shows_the_endorsed_history
             assert "which the run's author endorses" in newcomer.of(RoundAborted)[0].reason
             newcomer.trainer.stop()
 
-    virtual_time.run(main(), compute_s=_cost)
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def test_endorsement_of_another_key_run_or_network_is_refused() -> None:

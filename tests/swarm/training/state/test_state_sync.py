@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config, identity_of
+from support.training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config, identity_of, interval_cost
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
@@ -30,10 +31,7 @@ from swarm_protocol.identity import Identity
 ONLOOKER = Identity(b"onlooker".ljust(32))
 STATE_BYTES = 8 * NUM_VALUES
 
-
-def _cost(function: object) -> float:
-    """Return the virtual seconds of a task: an interval takes longer than a look at the other members."""
-    return 4.0 if getattr(function, "__name__", "") == "_stretch" else 0.001
+COST = partial(interval_cost, interval_s=4.0, other_s=0.001)
 
 
 async def go_on_without(swarm: Swarm, peers: list[str]) -> None:
@@ -71,7 +69,7 @@ def bytes_and_steps_of_a_member_that_was_away(*, is_resumed: bool = False) -> tu
                 event.step for event in away.of(OuterStep) if event.step < fetched.step
             )
 
-    return virtual_time.run(main(), compute_s=_cost)
+    return virtual_time.run(main(), compute_s=COST)
 
 
 @pytest.mark.parametrize("is_resumed", [False, True], ids=["usually", "with a resume order on the way"])

@@ -84,6 +84,7 @@ def test_invitation_is_the_only_output_and_is_in_no_event(
     assert word.envelope.expires_at - word.envelope.issued_at == 7200
     until = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(word.envelope.expires_at))
     assert f"invitation {word.terms.serial:016x} to {run.run_id} until {until}" in " ".join(err.split())
+    assert " the first 3 nodes " in " ".join([*err.split(), ""])
     path = tmp_path / "word"
     code, out, err = call(capsys, *words, "--for-node", FRIEND.peer_id, "--out", path, "--json")
     assert (code, path.stat().st_mode & 0o777) == (0, 0o600)

@@ -144,6 +144,18 @@ def test_passages_refuse_a_column_of_numbers_and_skip_empty_rows(tmp_path: Path)
     assert documents(tmp_path) == ["x", "y"]
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_passages_refuse_a_table_whose_text_is_not_utf8(tmp_path: Path, name: str) -> None:
+    latin_1 = pa.array([b"fine", b"gr\xfc\xdfe"]).view(pa.string())
+    table = pa.table({"text": latin_1})
+    if name == "a.parquet":
+        parquet.write_table(table, tmp_path / name)
+    else:
+        feather.write_feather(table, tmp_path / name, compression="uncompressed")
+    with pytest.raises(ConfigError, match=rf"{name} holds text that is not UTF-8"):
+        documents(tmp_path)
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.feather"])
 def test_passages_of_a_damaged_table_raise_integrity_error(tmp_path: Path, name: str) -> None:
     path = tmp_path / name

@@ -34,9 +34,11 @@ from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import Evidence, WrongInterval
 
+pytestmark = pytest.mark.usefixtures("only_errors_logged")
+
 
 @pytest.fixture(autouse=True)
-def forgotten_states(only_errors_logged: None) -> Iterator[None]:
+def forgotten_states() -> Iterator[None]:
     yield
     STATES.clear()
 

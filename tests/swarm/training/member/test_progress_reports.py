@@ -129,7 +129,8 @@ async def phases_over(latency_s: float) -> dict[str, float]:
     return dict(last.phases_s)
 
 
-def test_records_report_phases_of_the_newest_round_that_add_up_to_its_time(only_errors_logged: None) -> None:
+@pytest.mark.usefixtures("only_errors_logged")
+def test_records_report_phases_of_the_newest_round_that_add_up_to_its_time() -> None:
     near = virtual_time.run(phases_over(0.005))
     far = virtual_time.run(phases_over(0.05))
     # a slice and a result, and a vote: each takes one or two latencies more than before
@@ -137,7 +138,8 @@ def test_records_report_phases_of_the_newest_round_that_add_up_to_its_time(only_
     assert 0.04 <= far["commit"] - near["commit"] <= 0.5
 
 
-def test_records_name_the_sender_of_bad_slices(only_errors_logged: None) -> None:
+@pytest.mark.usefixtures("only_errors_logged")
+def test_records_name_the_sender_of_bad_slices() -> None:
     class Liar(RunMember):
         async def _open_context(self) -> RunContext:
             return replace(await super()._open_context(), codec=SpoiledCodec(lambda data: data[:-1]))
@@ -161,7 +163,8 @@ def test_records_name_the_sender_of_bad_slices(only_errors_logged: None) -> None
     virtual_time.run(main())
 
 
-def test_records_name_the_member_whose_contribution_was_downweighted(only_errors_logged: None) -> None:
+@pytest.mark.usefixtures("only_errors_logged")
+def test_records_name_the_member_whose_contribution_was_downweighted() -> None:
     class Loud(SyntheticInner):
         def flat(self, where: slice = slice(None)):  # type: ignore[no-untyped-def]
             return -1000.0 * super().flat(where)

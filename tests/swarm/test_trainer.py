@@ -26,7 +26,7 @@ from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run, weights_digest
 from swarm.training.run.run_tables import DataConfig, InnerConfig, StartConfig
 from swarm.training.state.endorsement import EndorsementFile
-from swarm.training.trainer_events import InvitationRefused
+from swarm.training.trainer_events import IntervalFailed, InvitationRefused
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import invite_to_run
@@ -246,6 +246,19 @@ def test_member_enters_a_run_that_requires_an_invitation(run_path: Path) -> None
 def test_invitation_that_is_used_up_is_told(run_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     own_trainer(run_path, (), make_module())._on_event(InvitationRefused(step=1, serial="ff", reason="is used up"))
     assert "the invitation with serial ff is used up" in caplog.text
+
+
+def test_interval_that_fails_again_for_one_reason_is_logged_once(
+    run_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = own_trainer(run_path, (), make_module())
+    for step, reason in ((1, "the loss is nan"), (1, "the loss is nan"), (2, "the loss is nan"), (2, "no data")):
+        trainer._on_event(IntervalFailed(step=step, reason=reason))
+    assert [record.message.partition("outer step ")[2] for record in caplog.records] == [
+        "1: the loss is nan",
+        "2: the loss is nan",
+        "2: no data",
+    ]
 
 
 def test_invitation_that_cannot_be_read_is_refused_before_joining(run_path: Path) -> None:

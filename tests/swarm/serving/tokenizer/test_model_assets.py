@@ -86,6 +86,23 @@ def test_tokenizer_process_answers_as_transformers_and_leaves_nothing(
         assert not Path(child.cwd() if child.is_running() else "/nonexistent").exists()
 
 
+def test_chat_without_tools_may_use_the_names_of_the_ordinary_template_of_several(files: Files) -> None:
+    templates = [
+        {"name": "default", "template": "{{ messages[0].content }}{{ word }}"},
+        {"name": "tool_use", "template": "{{ tools[0].name }}"},
+    ]
+    settings = json.dumps({**json.loads(files["tokenizer_config.json"]), "chat_template": templates})
+    others = {name: data for name, data in files.items() if name != "chat_template.jinja"}
+    kit = kit_of({**others, "tokenizer_config.json": settings.encode()})
+
+    async def scenario() -> None:
+        assert await kit.encode_chat(MESSAGES, (), {"word": " you"}) == await kit.encode("hi you")
+        assert await kit.encode_chat(MESSAGES, [{"name": "look"}]) == await kit.encode("look")
+        kit.close()
+
+    asyncio.run(scenario())
+
+
 def test_tokenizer_that_needs_too_much_memory_to_load_is_refused(files: Files) -> None:
     """These 777 bytes would cost a gateway 3.6 GB and 50 s in its own process."""
     explosive = with_tokenizer(files, normalizer=growing("a", 10))

@@ -114,6 +114,39 @@ def test_group_of_other_members_or_another_digest_is_not_taken(others: tuple[Ide
     assert not taken
 
 
+@pytest.mark.parametrize(
+    ("roster", "group", "is_asked"),
+    [
+        ((STRANGER,), (), True),
+        ((ME,), (ME, STRANGER), True),
+        ((ME,), (ME,), False),
+    ],
+    ids=["member of the roster", "newcomer of the group", "stranger"],
+)
+def test_only_peers_of_the_roster_or_the_group_are_asked_for_the_groups_that_they_name(
+    roster: tuple[Identity, ...], group: tuple[Identity, ...], is_asked: bool
+) -> None:
+    groups, accepted = MagicMock(), list[str]()
+    groups.__contains__.return_value = False
+
+    async def accept(peer: str, _opening: object, _stream: object) -> None:
+        accepted.append(peer)
+
+    driver = SimpleNamespace(
+        setup=SimpleNamespace(roster=tuple(each.peer_id for each in roster)),
+        group=tuple(each.peer_id for each in group),
+        groups=groups,
+        reductions=SimpleNamespace(accept=accept),
+        _state=SimpleNamespace(known=()),
+        _group=object(),
+        _spawn=MagicMock(),
+    )
+    opening = SimpleNamespace(group_digest=bytes(32))
+    asyncio.run(RoundDriver.serve_part(cast(Any, driver), STRANGER.peer_id, cast(Any, opening), MagicMock()))
+    assert groups.ask.called is is_asked
+    assert accepted == [STRANGER.peer_id], "its stream is served in any case, once the group is here"
+
+
 def test_group_is_shown_to_a_node_that_names_its_digest() -> None:
     groups = groups_of(None, [])
     group = signed_by(COORDINATOR, ME)

@@ -126,8 +126,7 @@ def test_group_of_other_members_or_another_digest_is_not_taken(others: tuple[Ide
 def test_only_peers_of_the_roster_or_the_group_are_asked_for_the_groups_that_they_name(
     roster: tuple[Identity, ...], group: tuple[Identity, ...], is_asked: bool
 ) -> None:
-    groups, accepted = MagicMock(), list[str]()
-    groups.__contains__.return_value = False
+    groups, accepted = MagicMock(), list[str]()  # it contains nothing
 
     async def accept(peer: str, _opening: object, _stream: object) -> None:
         accepted.append(peer)

@@ -112,7 +112,8 @@ class Compute(wire.WireMessage):
 
     Logits are computed for the last `num_last` positions of each sequence, or for all if it is 0. With `num_top`, a row
     has the `num_top` largest logits, then their token ids, then the log-sum-exp of all logits divided by `temperature`,
-    where 0 stands for 1.
+    where 0 stands for 1. With `has_targets`, the client sends a token id for each position after its inputs, and a row
+    has, before the log-sum-exp, the logit of its id; without `num_top` it has only these two numbers.
     """
 
     PROTO = forward_pb2.Compute
@@ -130,12 +131,13 @@ class Compute(wire.WireMessage):
     num_top: Annotated[int, whole(limits.MAX_TOP_LOGITS)] = 0
     num_last: int = 0
     temperature: Annotated[float, number(limits.MAX_TEMPERATURE)] = 0.0
+    has_targets: bool = False
 
     def __post_init__(self) -> None:
         check_int(self.end, "end", low=self.start + 1 if self.start else 0, high=limits.MAX_BLOCKS)
         check_int(self.num_last, "num_last", high=self.num_positions)
-        if (self.num_top or self.num_last) and not self.head:
-            raise ValueError("num_top and num_last are of logits")
+        if (self.num_top or self.num_last or self.has_targets) and not self.head:
+            raise ValueError("num_top, num_last and has_targets are of logits")
         check_int(self.num_sequences, "num_sequences", low=1, high=limits.MAX_FORWARD_ROWS // self.num_positions)
         if self.of_tokens and self.start:
             raise ValueError("token ids are for the first block")
@@ -146,12 +148,17 @@ class Compute(wire.WireMessage):
     def num_rows(self) -> int:
         return self.num_sequences * self.num_positions
 
+    @property
+    def chooses_logits(self) -> bool:
+        """Whether a row of logits is reduced to some numbers."""
+        return self.num_top > 0 or self.has_targets
+
     def answer_shape(self, num_columns: int, *, has_logits: bool) -> tuple[int, int, int]:
         """Return the numbers of sequences, positions and columns of a forward answer, whose rows have `num_columns` or
         are logits."""
         num_positions = self.num_last if has_logits and self.num_last else self.num_positions
-        if has_logits and self.num_top:
-            num_columns = 2 * min(self.num_top, num_columns) + 1
+        if has_logits and self.chooses_logits:
+            num_columns = 2 * min(self.num_top, num_columns) + self.has_targets + 1
         return self.num_sequences, num_positions, num_columns
 
 

@@ -43,6 +43,7 @@ EXAMPLES: tuple[object, ...] = (
         num_top=64,
         num_last=20,
         temperature=0.75,
+        has_targets=True,
     ),
     TensorPiece(rows=Rows(codec="raw", num_rows=2, num_columns=3, payload=bytes(range(24)))),
     TensorPiece(rows=Rows(codec="tokens", num_rows=2, num_columns=0, payload=bytes(8))),

@@ -50,10 +50,15 @@ def test_piece_whose_bytes_are_not_its_rows_is_refused() -> None:
 
 
 def test_compute_chosen_logits_have_the_shape_that_both_sides_expect() -> None:
-    assert TOP.answer_shape(1000, has_logits=True) == (1, 20, 2 * 64 + 1)
-    assert TOP.answer_shape(30, has_logits=True) == (1, 20, 61), "no more than the vocabulary has"
+    assert TOP.answer_shape(1000, has_logits=True) == (1, 20, 2 * 64 + 2)
+    assert TOP.answer_shape(30, has_logits=True) == (1, 20, 62), "no more than the vocabulary has"
+    untargeted = dataclasses.replace(TOP, has_targets=False)
+    assert untargeted.answer_shape(1000, has_logits=True) == (1, 20, 2 * 64 + 1)
+    assert dataclasses.replace(TOP, num_top=0).answer_shape(1000, has_logits=True) == (1, 20, 2)
     assert TOP.answer_shape(32, has_logits=False) == (1, 100, 32), "a server in the middle"
     assert COMPUTE.answer_shape(1000, has_logits=True) == (2, 100, 1000)
+    with pytest.raises(ValueError, match="has_targets"):
+        dataclasses.replace(COMPUTE, head=False, has_targets=True)
     for changes in ({"head": False}, {"num_last": 101}, {"num_top": limits.MAX_TOP_LOGITS + 1}):
         with pytest.raises(ValueError, match=r"num_top|num_last"):
             dataclasses.replace(TOP, **changes)

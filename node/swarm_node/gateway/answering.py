@@ -132,7 +132,7 @@ class GenerationBatch:
     """Both endpoints pass this to the answerer: a request with `request.n` choices for each of `prompts`.
 
     `max_tokens` None means DEFAULT_MAX_TOKENS, or fewer if the model's context holds fewer. `tools` are the names of
-    the tools that may be called.
+    the tools that may be called. With `echoes` each answer begins with its prompt.
     """
 
     request: SamplingRequest
@@ -140,6 +140,7 @@ class GenerationBatch:
     max_tokens: int | None
     num_logprobs: int | None
     tools: Sequence[str] = ()
+    echoes: bool = False
 
     @property
     def num_choices(self) -> int:
@@ -172,10 +173,10 @@ class Answerer:
 
     @asynccontextmanager
     async def _run(self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter) -> AsyncIterator[RunningRequest]:
-        max_tokens = (batch.max_tokens or DEFAULT_MAX_TOKENS) * batch.num_choices
-        reserved = limiter.reserve(max_tokens)
+        max_tokens = DEFAULT_MAX_TOKENS if batch.max_tokens is None else batch.max_tokens
+        reserved = limiter.reserve(max_tokens * batch.num_choices)
         num_per_prompt = batch.request.n
-        choices = [Choice(batch.tools) for _ in range(batch.num_choices)]
+        choices = [Choice(batch.tools, batch.echoes) for _ in range(batch.num_choices)]
         generations: list[Generation] = []
         began_at = time.time()
 
@@ -217,6 +218,7 @@ class Answerer:
                     sampling=sampling,
                     num_logprobs=batch.num_logprobs,
                     stream=True,
+                    echo=batch.echoes,
                 )
                 yield self._client.answer(request)
 
@@ -224,7 +226,8 @@ class Answerer:
         self, tokens: AsyncIterator[IndexedToken], times: RequestTimes
     ) -> AsyncGenerator[IndexedToken, None]:
         async for index, token in tokens:
-            times.token(index)
+            if not token.is_prompt:
+                times.token(index)
             yield index, token
             if token.finish_reason:
                 self._metrics.success.labels(token.finish_reason).inc()

@@ -19,8 +19,8 @@ from swarm_node.gateway import api_errors, http_limits, responses
 from swarm_node.gateway.admission import AccessControl, BodyLimit, KeyRing
 from swarm_node.gateway.answering import Answerer, GenerationBatch, GenerationResponse
 from swarm_node.gateway.chat_schema import ChatRequest, chat_prompt
+from swarm_node.gateway.completion_schema import CompletionRequest
 from swarm_node.gateway.metrics import Metrics, RequestCounter, Trace
-from swarm_node.gateway.request_schema import CompletionRequest
 from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, ResponseHead, json_response
 from swarm_node.gateway.served_models import Models
 from swarm_node.gateway.texts import Texts
@@ -102,13 +102,14 @@ class Gateway:
         return Response(self._registry.exposition(), media_type=CONTENT_TYPE)
 
     async def complete(self, body: CompletionRequest) -> Response:
-        """Complete one or several prompts, each `n` times."""
+        """Complete one or several prompts, each `n` times. With `echo`, each answer begins with its prompt."""
         builder = CompletionBuilder(_head("cmpl", body, with_logprobs=body.logprobs is not None))
         batch = GenerationBatch(
             request=body,
             prompts=[Prompt(prompt=prompt) for prompt in body.prompt],
             max_tokens=body.num_new_tokens,
             num_logprobs=body.logprobs,
+            echoes=body.echo,
         )
         return GenerationResponse(self._answerer, builder, batch)
 

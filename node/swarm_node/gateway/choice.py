@@ -48,6 +48,11 @@ class ScoredToken:
     token: Token
     offset: int
 
+    @property
+    def is_scored(self) -> bool:
+        """Whether the token has a probability. The first one of an echoed prompt has none."""
+        return self.token.logprob is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Delta:
@@ -72,10 +77,12 @@ class FinishedChoice:
 class Choice:
     """The state of one choice, owned by the task that answers the request.
 
-    `tools` are the names of the tools whose calls are recognized.
+    `tools` are the names of the tools whose calls are recognized. If the prompt is echoed (`echoes`), its tokens come
+    first, and the choice lists all drawn tokens: readers find the prompt's by counting from the end, too.
     """
 
     tools: Collection[str] = ()
+    echoes: bool = False
     num_tokens: int = 0
     _reason: FinishReason = "stop"
     _num_chars: int = 0
@@ -87,8 +94,8 @@ class Choice:
 
     def push(self, token: Token) -> list[Delta]:
         """Return what this token makes visible. The last token makes all of the remaining text visible."""
-        self.num_tokens += 1
-        if token.logprob is not None:
+        self.num_tokens += not token.is_prompt
+        if token.logprob is not None or token.is_prompt:
             self._pending.append(token)
         if self._finder:
             parts = self._finder.push(token.text)
@@ -100,7 +107,7 @@ class Choice:
         if token.finish_reason:
             self._reason = token.finish_reason
             # a last token without text of its own belongs to a stop string, which is not shown
-            if self._pending and token.finish_reason == "length":
+            if self._pending and (token.finish_reason == "length" or self.echoes):
                 deltas.append(self._delta(""))
         return deltas
 
@@ -119,17 +126,25 @@ class Choice:
         )
 
     def _delta(self, part: str | ToolCall) -> Delta:
-        offset, decoder, tokens = self._num_chars, _new_decoder("replace"), list[ScoredToken]()
+        begin, decoder, tokens = self._num_chars, _new_decoder("replace"), list[ScoredToken]()
+        offset = begin - self._num_unshown(part)
         if isinstance(part, str):
             self._num_chars += len(part)
         for token in self._pending:
             is_within, _ = decoder.getstate()  # bytes of an incomplete character
-            tokens.append(ScoredToken(token, min(offset + bool(is_within), self._num_chars)))
+            tokens.append(ScoredToken(token, min(max(begin, offset + bool(is_within)), self._num_chars)))
             offset += len(decoder.decode(token.data))
         self._pending.clear()
         if isinstance(part, ToolCall):
             return Delta(call=part, tokens=tuple(tokens))
         return Delta(text=part, tokens=tuple(tokens))
+
+    def _num_unshown(self, part: str | ToolCall) -> int:
+        """Return how many characters of a prompt's tokens come before its text, such as those of a special token, or
+        the space with which some tokenizers begin."""
+        if not (self._pending and self._pending[0].is_prompt and isinstance(part, str)):
+            return 0
+        return max(0, as_text(b"".join(token.data for token in self._pending)).find(part))
 
 
 def as_text(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Defines the fields of requests, each bounded. Chat-only fields are in `chat_schema`.
+"""Defines the fields of requests, each bounded. Those of one endpoint are in `completion_schema` and `chat_schema`.
 
 Each field is honoured or refused by name, unknown ones included: silently ignoring a field would answer a different
 request. A known but unsupported field may have a value that changes nothing, because clients send such values.
@@ -385,34 +385,3 @@ def one_prompt_or_many(value: Any) -> Any:
     check_one_or_many(value)
     is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int | float))
     return [value] if is_one else value
-
-
-ManyPrompts = Annotated[list[Text | TokenIds], Field(min_length=1, max_length=http_limits.MAX_CHOICES, fail_fast=True)]
-Prompts = Annotated[
-    ManyPrompts, BeforeValidator(one_prompt_or_many, json_schema_input_type=Text | TokenIds | ManyPrompts)
-]
-"""One or several prompts, each a text or token ids."""
-
-
-class CompletionRequest(SamplingRequest):
-    """The body of a completion request. After validation `prompt` is always a list."""
-
-    neutral: ClassVar[Neutral] = {
-        **SamplingRequest.neutral,
-        "add_special_tokens": (True,),
-        "echo": (False,),
-        "suffix": ("",),
-    }
-
-    prompt: Prompts
-    logprobs: Annotated[int, Field(ge=0, le=http_limits.MAX_COMPLETION_LOGPROBS), WHOLE] | None = None
-
-    @model_validator(mode="after")
-    def _few_choices(self) -> CompletionRequest:
-        if len(self.prompt) * self.n > http_limits.MAX_CHOICES:
-            raise unfit("n", f"the number of prompts times n must be at most {http_limits.MAX_CHOICES}")
-        return self
-
-    @property
-    def num_new_tokens(self) -> int:
-        return self.max_tokens or http_limits.DEFAULT_COMPLETION_TOKENS

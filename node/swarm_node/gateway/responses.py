@@ -15,6 +15,7 @@ from typing import Any
 from fastapi.responses import Response
 from openai.types import Completion, CompletionChoice, CompletionUsage, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from openai.types.completion_choice import Logprobs
 from openai.types.completion_usage import PromptTokensDetails
 from pydantic import BaseModel, Field
 
@@ -63,10 +64,18 @@ class ResponseHead:
         return {**fields, "usage": usage} if usage or self.with_usage else fields
 
 
+class TextLogprobs(Logprobs):
+    """OpenAI's probabilities, except that those of an echoed prompt's first token are null."""
+
+    token_logprobs: list[float | None] | None = None  # type: ignore[assignment]
+    top_logprobs: list[dict[str, float] | None] | None = None  # type: ignore[assignment]
+
+
 class TextChoice(CompletionChoice):
     """OpenAI's choice, except that `finish_reason` may be null, as it is before the last chunk of a stream."""
 
     finish_reason: FinishReason | None  # type: ignore[assignment]
+    logprobs: TextLogprobs | None = None
 
 
 class TextCompletion(Completion):
@@ -176,9 +185,9 @@ def _text_logprobs(tokens: Sequence[ScoredToken]) -> Json:
     """
     return {
         "text_offset": [scored.offset for scored in tokens],
-        "token_logprobs": [_finite(scored.token.logprob) for scored in tokens],
+        "token_logprobs": [_finite(scored.token.logprob) if scored.is_scored else None for scored in tokens],
         "tokens": [_name(scored.token.data) for scored in tokens],
-        "top_logprobs": [_top(scored) for scored in tokens],
+        "top_logprobs": [_top(scored) if scored.is_scored else None for scored in tokens],
     }
 
 
@@ -290,7 +299,7 @@ def _plain(model: type[BaseModel], *failures: int) -> Responses:
 
 MODELS = _plain(ModelList)
 MODEL = _plain(ServedModel, 404)
-COMPLETION = _streamed(Completion, Completion)
+COMPLETION = _streamed(TextCompletion, TextCompletion)
 CHAT = _streamed(ChatCompletion, ChatCompletionChunk)
 EMBEDDINGS = _plain(CreateEmbeddingResponse, 404)
 TOKENS = _plain(TokenList, 404)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm_protocol/proto/forward.proto\x12\x08swarm.v1\"\xe1\x01\n\x07\x43ompute\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\x15\n\rnum_positions\x18\x05 \x01(\r\x12\x11\n\tof_tokens\x18\x06 \x01(\x08\x12\x0c\n\x04head\x18\x07 \x01(\x08\x12\r\n\x05\x63odec\x18\x08 \x01(\t\x12\x12\n\ndeadline_s\x18\t \x01(\x01\x12\x0f\n\x07num_top\x18\n \x01(\r\x12\x10\n\x08num_last\x18\x0b \x01(\r\x12\x13\n\x0btemperature\x18\x0c \x01(\x01\"C\n\x0bTensorPiece\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12\x13\n\x0bnum_columns\x18\x03 \x01(\rb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm_protocol/proto/forward.proto\x12\x08swarm.v1\"\xf6\x01\n\x07\x43ompute\x12\x10\n\x08revision\x18\x01 \x01(\t\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03\x65nd\x18\x03 \x01(\r\x12\x15\n\rnum_sequences\x18\x04 \x01(\r\x12\x15\n\rnum_positions\x18\x05 \x01(\r\x12\x11\n\tof_tokens\x18\x06 \x01(\x08\x12\x0c\n\x04head\x18\x07 \x01(\x08\x12\r\n\x05\x63odec\x18\x08 \x01(\t\x12\x12\n\ndeadline_s\x18\t \x01(\x01\x12\x0f\n\x07num_top\x18\n \x01(\r\x12\x10\n\x08num_last\x18\x0b \x01(\r\x12\x13\n\x0btemperature\x18\x0c \x01(\x01\x12\x13\n\x0bhas_targets\x18\r \x01(\x08\"C\n\x0bTensorPiece\x12\r\n\x05\x63odec\x18\x01 \x01(\t\x12\x10\n\x08num_rows\x18\x02 \x01(\r\x12\x13\n\x0bnum_columns\x18\x03 \x01(\rb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_protocol.proto.forwar
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_COMPUTE']._serialized_start=49
-  _globals['_COMPUTE']._serialized_end=274
-  _globals['_TENSORPIECE']._serialized_start=276
-  _globals['_TENSORPIECE']._serialized_end=343
+  _globals['_COMPUTE']._serialized_end=295
+  _globals['_TENSORPIECE']._serialized_start=297
+  _globals['_TENSORPIECE']._serialized_end=364
 # @@protoc_insertion_point(module_scope)

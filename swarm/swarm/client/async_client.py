@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from swarm_protocol.errors import ConfigError, PeerError, PeerViolation
-from swarm_protocol.identity import Identity
+from swarm_protocol.errors import PeerError, PeerViolation
 from swarm_protocol.network_invitation import NetworkInvitation, given_invitation
 from swarm_protocol.records import ServeRecord
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus
+from swarm.client.joined_network import joined_network
 from swarm.client.possession_checks import FailedProof, PossessionChecks
+from swarm.client.prompt_scores import KnownToken, PromptScores, echoed
 from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.client.request import (
     Generation,
@@ -38,11 +39,10 @@ from swarm.serving.checking.spot_checks import DEFAULT_SHARE, SpotCheckOptions, 
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.session.client_state import ClientState, SessionOptions
-from swarm.serving.session.generate import Token, generate, sampler_for
+from swarm.serving.session.generate import Token, TokenSource, generate, sampler_for
 from swarm.serving.session.session import Session
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets, TokenizerLimits
-from swarm.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,7 +167,7 @@ class AsyncClient(TextClient[Generation]):
             text_at_home=text_at_home or {},
         )
         async with (
-            _joined(peers, network_id or DEFAULT_NETWORK_ID, invitation) as network,
+            joined_network(peers, network_id or DEFAULT_NETWORK_ID, invitation) as network,
             Membership(network) as membership,
             aclosing(cls(network=network, membership=membership, options=options)) as client,
         ):
@@ -300,6 +300,7 @@ class AsyncClient(TextClient[Generation]):
     async def _tensors(self) -> TensorCalls:
         if self._tensor_calls is None:
             kind = await asyncio.to_thread(_import_tensor_calls)
+        if self._tensor_calls is None:  # another call may have waited for the import, too
             self._tensor_calls = kind(self._network, self._membership, self._state.health, self._catalog, self._assets)
         return self._tensor_calls
 
@@ -346,7 +347,16 @@ class AsyncClient(TextClient[Generation]):
         assets = await self._assets_for(chosen, ends)
         prompt_ids = await encode(assets, request.prompt)
         max_tokens = room_for(assets, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
-        session = Session(
+        sampler = sampler_for(assets, request.sampling, prompt_ids)
+        scores = None
+        if request.echo:
+            scores = await self._scores(request, chosen, prompt_ids)
+            trace.num_prompt_tokens = len(prompt_ids)
+            for token in await echoed(assets, request.prompt, prompt_ids, scores, is_whole=max_tokens == 0):
+                yield token
+            if max_tokens == 0:
+                return
+        source: AbstractAsyncContextManager[TokenSource] = Session(
             self._state,
             self._membership,
             assets.shape,
@@ -354,42 +364,34 @@ class AsyncClient(TextClient[Generation]):
             servers=chosen.servers,
             trace=trace,
             options=replace(self._session, local_spans=ends),
-            sampler=sampler_for(assets, request.sampling, prompt_ids),
+            sampler=sampler,
         )
-        async with session:
+        if scores and max_tokens == 1 and sampler is None and request.sampling.temperature == 0:
+            source = nullcontext(KnownToken(scores.answer()))
+        async with source as opened:
             trace.opening_ms = (asyncio.get_running_loop().time() - since_s) * 1000
             answer = generate(
-                session, assets, prompt_ids, request.sampling, max_tokens, trace, num_logprobs=request.num_logprobs
+                opened,
+                assets,
+                prompt_ids,
+                request.sampling,
+                max_tokens,
+                trace,
+                num_logprobs=request.num_logprobs,
+                scores_end=request.echo,
             )
             async with aclosing(answer) as tokens:
                 async for token in tokens:
                     self._catalog.answered(chosen)
                     yield token
 
-
-@asynccontextmanager
-async def _joined(
-    peers: Sequence[str], network_id: str, invitation: NetworkInvitation | None
-) -> AsyncIterator[Network]:
-    """Join a network through a libp2p daemon, under a fresh identity. Raises StartError, and ConfigError without
-    peers."""
-    if not peers:
-        raise ConfigError(
-            "a client needs the address of a node: alone it would be a network of its own",
-            remedy="give peers=[…], one or more of the addresses that `swarm-node status` shows",
-        )
-    # imported here, since only this function needs the go-libp2p daemon
-    from swarm.network.libp2p.libp2p_options import Libp2pOptions  # noqa: PLC0415
-    from swarm.network.libp2p_network import Libp2pNetwork  # noqa: PLC0415
-
-    with temporary_folder("client") as folder:
-        identity_path = folder / "identity"
-        Identity.generate().save(identity_path)
-        options = Libp2pOptions(
-            identity_path=identity_path, network_id=network_id, peers=tuple(peers), invitation=invitation
-        )
-        network = await Libp2pNetwork.create(options)
-        try:
-            yield network
-        finally:
-            await network.close()
+    async def _scores(
+        self, request: GenerationRequest, chosen: ChosenRevision, prompt_ids: Sequence[int]
+    ) -> PromptScores | None:
+        """Return the scores of a prompt to echo, or None without log probabilities."""
+        if request.num_logprobs is None:
+            return None
+        self._text_at_home.refuse("scores of a prompt")
+        num_top = max(1, request.num_logprobs)
+        rows = await (await self._tensors()).score(chosen, prompt_ids, num_top)
+        return PromptScores(prompt_ids, rows, request.num_logprobs)

@@ -170,6 +170,15 @@ class RemotePart:
     x: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenLogits:
+    """What the last server returns of each position's logits in place of all: the `num_top` largest, their token ids,
+    the logit of its token in `targets_BT`, and the log-sum-exp of all."""
+
+    targets_BT: Tensor
+    num_top: int
+
+
 class RemoteBlocks:
     """The blocks of a model on its servers. With `head`, the last block's output becomes logits.
 
@@ -214,6 +223,12 @@ class RemoteBlocks:
         """
         return await self._forward(self._search(), x, start, end)
 
+    async def choose(self, tokens_BT: Tensor, chosen: ChosenLogits) -> Tensor:
+        """Run token ids through the whole model, and return its chosen logits, float32 [B, T, C]. Raises as
+        `forward`."""
+        output, _ = await self._forward(self._search(), tokens_BT, 0, self.model.num_blocks, chosen)
+        return output
+
     async def backward(self, parts: Sequence[RemotePart], grad_BTC: Tensor) -> Tensor:
         """Return the gradient [B, T, H] of the first part's input, given that of `forward`'s output."""
         search, left = self._search(), list(parts)
@@ -231,14 +246,15 @@ class RemoteBlocks:
         return CallRouteFinder(known, self._health, salt=self._salt)
 
     async def _forward(
-        self, search: CallRouteFinder, x: Tensor, start: int, end: int
+        self, search: CallRouteFinder, x: Tensor, start: int, end: int, chosen: ChosenLogits | None = None
     ) -> tuple[Tensor, list[RemotePart]]:
         parts: list[RemotePart] = []
         chain: list[Hop] = []
         while start < end:
             chain = chain or await search.find(start, end)
             part = RemotePart(chain.pop(0), x)
-            output = await self._ask(search, FORWARD_METHOD, part)
+            is_last = part.by.end == self.model.num_blocks
+            output = await self._ask(search, FORWARD_METHOD, part, chosen=chosen if is_last else None)
             if output is None:
                 chain = []
                 continue
@@ -255,15 +271,25 @@ class RemoteBlocks:
         x, parts = await self._forward(search, part.x, start, last.start)
         return [*parts, RemotePart(last, x)]
 
-    async def _ask(self, search: CallRouteFinder, method: str, part: RemotePart, *grads: Tensor) -> Tensor | None:
+    async def _ask(
+        self,
+        search: CallRouteFinder,
+        method: str,
+        part: RemotePart,
+        *grads: Tensor,
+        chosen: ChosenLogits | None = None,
+    ) -> Tensor | None:
         """Return float32 [B, T, …], or None if the server failed, which is recorded in `search`. Raises ConfigError."""
         peer_id = part.by.peer_id
-        asked, num_columns = self._asked(method, part)
+        asked, num_columns = self._asked(method, part, chosen)
+        tensors = (part.x, *grads) if chosen is None else (part.x, chosen.targets_BT)
         self._health.opened(peer_id)
         try:
             output = await call_server(
-                self._network, peer_id, f"{method}/{self.model.name}", asked, (part.x, *grads), num_columns=num_columns
+                self._network, peer_id, f"{method}/{self.model.name}", asked, tensors, num_columns=num_columns
             )
+            if chosen is not None:
+                _check_ids(output[..., num_columns // 2 - 1 : -2], self.model.vocab_size)
         except (PeerError, SessionError) as error:
             search.failed(peer_id, error)
             return None
@@ -272,10 +298,10 @@ class RemoteBlocks:
         self._health.worked(peer_id)
         return output
 
-    def _asked(self, method: str, part: RemotePart) -> tuple[Compute, int]:
+    def _asked(self, method: str, part: RemotePart, chosen: ChosenLogits | None) -> tuple[Compute, int]:
         """Return the request, and the number of columns of the server's answer."""
         model, hop, x = self.model, part.by, part.x
-        has_logits = self._head and hop.end == model.num_blocks
+        has_logits = chosen is not None or (self._head and hop.end == model.num_blocks)
         num_rows = x.shape[0] * x.shape[1]
         # one method returns as many bytes as the other one gets
         num_bytes = 4 * num_rows * (model.hidden_size + (model.vocab_size if has_logits else model.hidden_size))
@@ -288,8 +314,18 @@ class RemoteBlocks:
             num_sequences=x.shape[0],
             num_positions=x.shape[1],
             of_tokens=not x.is_floating_point(),
-            head=self._head,
+            head=self._head or chosen is not None,
             codec=self._codec,
             deadline_s=limit_s,
+            num_top=0 if chosen is None else chosen.num_top,
+            has_targets=chosen is not None,
         )
-        return asked, model.vocab_size if has_logits and method == FORWARD_METHOD else model.hidden_size
+        if method == BACKWARD_METHOD or not has_logits:
+            return asked, model.hidden_size
+        return asked, asked.answer_shape(model.vocab_size, has_logits=True)[2]
+
+
+def _check_ids(ids: Tensor, vocab_size: int) -> None:
+    """Check token ids that came as numbers. Raises PeerViolation."""
+    if not bool(((ids >= 0) & (ids < vocab_size) & (ids == ids.floor())).all()):
+        raise PeerViolation(f"the likely tokens are outside this model's vocabulary of {vocab_size}")

@@ -70,14 +70,17 @@ class GenerationRequest:
     sampling: Sampling
     num_logprobs: int | None
     stream: bool
+    echo: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str):
             raise ConfigError(f"model is {self.model!r:.80}", remedy="give the model's name as its servers tell it")
         if self.max_tokens is not None:
             check_kind(self.max_tokens, "max_tokens", Integral)
-            if self.max_tokens < 1:
-                raise ConfigError(f"max_tokens is {self.max_tokens}", remedy="ask for 1 token or more")
+            least = 0 if self.echo else 1
+            if self.max_tokens < least:
+                remedy = "ask for 1 token or more, or for none with echo"
+                raise ConfigError(f"max_tokens is {self.max_tokens}", remedy=remedy)
         _check_num_logprobs(self.num_logprobs)
 
 
@@ -117,7 +120,8 @@ class SamplingParams:
 
     `logit_bias` is by token id. Without a `seed`, each generation draws one. `grammar` or `json_schema` restrict the
     text. With `num_logprobs`, each token has its log probability and those of so many likeliest tokens (0 to
-    MAX_LOGPROBS). Raises ConfigError for invalid values.
+    MAX_LOGPROBS). With `echo`, the prompt's tokens come before the answer's, with `is_prompt` set, and `max_tokens` may
+    be 0; without `num_logprobs` the whole prompt is one Token. Raises ConfigError for invalid values.
     """
 
     temperature: float = 0.0
@@ -136,6 +140,7 @@ class SamplingParams:
     grammar: Grammar | None = None
     json_schema: Mapping[str, Any] | None = None
     num_logprobs: int | None = None
+    echo: bool = False
 
     def __post_init__(self) -> None:
         self.sampling()
@@ -144,7 +149,7 @@ class SamplingParams:
     def sampling(self) -> Sampling:
         """Return the values in the form for servers and sessions, with a seed."""
         given = {each.name: getattr(self, each.name) for each in fields(self)}
-        del given["json_schema"], given["num_logprobs"]
+        del given["json_schema"], given["num_logprobs"], given["echo"]
         given |= {
             "logit_bias": self._biases(),
             "seed": secrets.randbits(63) if self.seed is None else self.seed,
@@ -232,6 +237,7 @@ class TextClient(ABC, Generic[A]):
             sampling=params.sampling(),
             num_logprobs=params.num_logprobs,
             stream=stream,
+            echo=params.echo,
         )
         return self.answer(request)
 

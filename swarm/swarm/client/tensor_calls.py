@@ -30,7 +30,7 @@ from torch.autograd.function import once_differentiable
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog
-from swarm.client.remote_blocks import RemoteBlocks, RemotePart
+from swarm.client.remote_blocks import ChosenLogits, RemoteBlocks, RemotePart
 from swarm.client.request import check_prompt_ids
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -41,6 +41,10 @@ T = TypeVar("T")
 
 Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 """Run a coroutine in the client's loop, and wait for it in another thread."""
+
+MAX_SCORED_AT_ONCE = 2
+"""Texts that are scored at once. A server takes four calls of one client, and refuses more; a call may still be ending
+there when its answer is here."""
 
 LOOK_S = 1.0
 """Seconds between two checks of a waiting thread that the loop still runs."""
@@ -98,6 +102,7 @@ class TensorCalls:
         self._health = health
         self._catalog = catalog
         self._assets = assets
+        self._scoring = asyncio.Semaphore(MAX_SCORED_AT_ONCE)
 
     async def embed(self, ids: Sequence[int] | Tensor, model: str) -> Tensor:
         """Return the input embeddings of token ids: float32 [T, H], or [B, T, H] for a tensor [B, T]."""
@@ -108,6 +113,20 @@ class TensorCalls:
         """Return the mean of the last hidden states after the last norm, scaled to length 1: float32 [H]."""
         ran = await self.run_forward(torch.tensor(token_ids, dtype=torch.int64), model, ForwardOptions())
         return torch.nn.functional.normalize(ran.output[0].double().mean(dim=0), dim=0).float()
+
+    async def score(self, chosen: ChosenRevision, token_ids: Sequence[int], num_top: int) -> list[list[float]]:
+        """Return for each position of a text the `num_top` largest logits of the token after it, their token ids, the
+        logit of the token that follows in the text, and the log-sum-exp of all logits.
+
+        What follows the last position is not known: its last but one number means nothing.
+        """
+        tokens_1T = torch.tensor([token_ids], dtype=torch.int64)
+        wanted = ChosenLogits(tokens_1T.roll(-1, dims=1), num_top)
+        async with self._scoring:
+            rows_1TC = await (await self.blocks(chosen, ForwardOptions())).choose(tokens_1T, wanted)
+        self._catalog.answered(chosen)
+        rows: list[list[float]] = rows_1TC[0].tolist()
+        return rows
 
     async def run_forward(self, x: Tensor, model: str, wanted: ForwardOptions) -> ForwardPass:
         """Run `AsyncClient.forward` without the part of autograd, which must run in the caller's thread."""

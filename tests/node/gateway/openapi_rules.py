@@ -28,5 +28,6 @@ def _are_consistent(body: dict[str, Any]) -> bool:
         or (isinstance(seed, int) and abs(seed) >= 2**62)  # schemathesis compares it with the bound as a float
         or (body.get("tools") and (body.get("stop") or is_formed or body.get("min_tokens") or body.get("ignore_eos")))
         or (is_formed and (body.get("min_tokens") or body.get("ignore_eos")))
+        or (body.get("max_tokens") == 0 and not body.get("echo"))
         or (isinstance(prompts, list) and len(prompts) > 1 and n not in (None, 1))
     )

@@ -32,6 +32,7 @@ class ScriptedToken:
     data: bytes = b""
     logprob: float | None = None
     top: Sequence[ScriptedLikely] = ()
+    is_prompt: bool = False
 
 
 class Hang:

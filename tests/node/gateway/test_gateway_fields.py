@@ -15,7 +15,8 @@ from swarm.client.request import schema_grammar
 from swarm.serving.sampling.sampling import MAX_STOPS, Sampling
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.chat_schema import ChatRequest
-from swarm_node.gateway.request_schema import CompletionRequest, StrictBody
+from swarm_node.gateway.completion_schema import CompletionRequest
+from swarm_node.gateway.request_schema import StrictBody
 from swarm_node.gateway.texts import DetokenizeRequest, EmbeddingRequest, TokenizeChat
 from swarm_protocol import limits
 
@@ -44,8 +45,6 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
         ("use_beam_search", True),
         ("length_penalty", 2.0),
         ("best_of", 3),
-        ("echo", True),
-        ("echo", 1),
         ("skip_special_tokens", False),
         ("logits_processors", ["x"]),
         ("store", True),
@@ -57,6 +56,8 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
         ("chat_template", "x"),
         ("continue_final_message", True),
         ("documents", [{}]),
+        ("echo", True),
+        ("echo", 1),
         ("functions", [{}]),
         ("function_call", "auto"),
         ("modalities", ["audio"]),
@@ -337,7 +338,14 @@ def test_error_names_the_place_in_the_request(more: dict[str, Any], param: str) 
         ("/completions", {"temperature": 3}, "temperature: it must be at most 2"),
         ("/completions", {"temperature": 10**400}, "temperature: it is not a finite number"),
         ("/completions", {"top_p": 0}, "top_p: it must be greater than 0"),
-        ("/completions", {"max_tokens": 0}, "max_tokens: it must be at least 1"),
+        ("/completions", {"max_tokens": 0}, "max_tokens: it must be at least 1 without echo"),
+        ("/completions", {"max_tokens": 0, "echo": False}, "max_tokens: it must be at least 1 without echo"),
+        ("/completions", {"max_tokens": -1, "echo": True}, "max_tokens: it must be at least 0"),
+        ("/completions", {"echo": 1}, "echo: it is 1, and not true or false"),
+        ("/completions", {"echo": True, "logprobs": 6}, "logprobs: it must be at most 5"),
+        ("/completions", {"echo": True, "logprobs": True}, "logprobs: it is true, and not an integer"),
+        ("/completions", {"echo": True, "prompt": []}, "prompt: it must not be empty"),
+        ("/completions", {"echo": True, "prompt": [1, -2]}, "prompt.1: it must be at least 0"),
         ("/completions", {"prompt": "half an emoji: \ud83d"}, "prompt: it is not valid Unicode"),
         ("/completions", {"model": ""}, "model: it must not be empty"),
         ("/chat/completions", {"logprobs": 5}, "logprobs: it is 5, and not true or false"),

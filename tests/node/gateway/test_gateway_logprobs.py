@@ -123,3 +123,90 @@ def test_tokens_of_a_stop_string_are_left_out_and_those_of_a_cut_answer_are_not(
             assert answer.choices[0].logprobs.tokens == tokens
 
     converse(ScriptedClient(scripts=[stopped, cut]), conversation)
+
+
+def _echo(*prompt: bytes, text: str, answer: tuple[ScriptedToken, ...] = ()) -> list[ScriptedToken]:
+    """An echoed prompt, whose last token has its text, and the answer."""
+    script = []
+    for index, data in enumerate(prompt):
+        is_last = index == len(prompt) - 1
+        reason = "length" if is_last and not answer else None
+        logprob = -0.5 * index if index else None
+        top = [ScriptedLikely(data, -0.5 * index)] if index else []
+        script.append(ScriptedToken(text if is_last else "", reason, data, logprob, top, is_prompt=True))
+    return [*script, *answer]
+
+
+BEGUN = [
+    # a text without the special token and the space with which its tokens begin
+    ((b"<s>", b" It", b" is", b" \xe2", b"\x82\xac"), "It is €", [0, 0, 2, 5, 7]),
+    # token ids, whose text has all of them
+    ((b"<s>", b" It"), "<s> It", [0, 3]),
+    # a text that is normalized: only its beginning is known
+    ((b"it", b" was"), "IT WAS", [0, 2]),
+]
+
+
+@pytest.mark.parametrize(("prompt", "text", "offsets"), BEGUN)
+def test_echoed_prompt_has_offsets_in_its_text_and_null_for_the_first(
+    prompt: tuple[bytes, ...], text: str, offsets: list[int]
+) -> None:
+    client = ScriptedClient(script=_echo(*prompt, text=text))
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        answer = await openai.completions.create(model="tiny", prompt="x", echo=True, logprobs=1, max_tokens=0)
+        [choice] = answer.choices
+        assert (choice.text, choice.finish_reason) == (text, "length")
+        found = choice.logprobs
+        assert found is not None
+        assert found.text_offset == offsets
+        assert found.token_logprobs == [None, *(-0.5 * index for index in range(1, len(prompt)))]
+        assert found.top_logprobs is not None
+        assert found.top_logprobs[0] is None
+        assert [*map(len, found.top_logprobs[1:])] == [1] * (len(prompt) - 1)
+        assert len(found.tokens or ()) == len(prompt)
+        assert answer.usage is not None
+        assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 0)
+
+    converse(client, conversation)
+    [asked] = client.asked
+    assert (asked.echo, asked.num_logprobs, asked.max_tokens) == (True, 1, 0)
+
+
+def test_echoed_prompt_is_followed_by_all_drawn_tokens_also_the_end_and_those_of_a_stop_string() -> None:
+    answer = (_token(b" no", " no"), _token(b" more", "", reason="stop"))
+    client = ScriptedClient(script=_echo(b"say", b" it", text="say it", answer=answer))
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        whole = await openai.completions.create(model="tiny", prompt="x", echo=True, logprobs=1, max_tokens=9)
+        found = whole.choices[0].logprobs
+        assert whole.choices[0].text == "say it no"
+        assert found is not None
+        assert found.tokens == ["say", " it", " no", " more"]
+        assert found.text_offset == [0, 3, 6, 9]
+        assert found.token_logprobs == [None, -0.5, -0.5, -0.5]
+        plain = await openai.completions.create(model="tiny", prompt="x", echo=True)
+        assert (plain.choices[0].text, plain.choices[0].logprobs) == ("say it no", None)
+
+    converse(client, conversation)
+    assert [asked.max_tokens for asked in client.asked] == [9, 16]
+
+
+def test_echoed_prompt_is_the_first_chunk_of_a_stream() -> None:
+    client = ScriptedClient(script=_echo(b"say", b" it", text="say it", answer=(_token(b"!", "!", reason="length"),)))
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        stream = await openai.completions.create(
+            model="tiny", prompt="x", echo=True, logprobs=1, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [chunk async for chunk in stream]
+        assert [chunk.choices[0].text for chunk in chunks if chunk.choices] == ["say it", "!", ""]
+        first, last = chunks[0].choices[0].logprobs, chunks[1].choices[0].logprobs
+        assert first is not None
+        assert last is not None
+        assert (first.tokens, first.text_offset, first.token_logprobs) == (["say", " it"], [0, 3], [None, -0.5])
+        assert (last.tokens, last.text_offset) == (["!"], [6])
+        assert chunks[-1].usage is not None
+        assert chunks[-1].usage.completion_tokens == 1
+
+    converse(client, conversation)

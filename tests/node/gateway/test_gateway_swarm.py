@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import torch
 from node.gateway.gateway_swarm import gateway_swarm
 from openai import AsyncOpenAI
+from openai.types import CompletionChoice
 from openai.types.chat import ChatCompletion
 from support.leaks import no_leaks
 from swarm.serving.server.deployment import ServerOptions
@@ -240,6 +242,60 @@ def _local_logprobs(checkpoint: Path, prompt: str, num_tokens: int) -> list[floa
             logprobs_V = model(torch.tensor([ids])).logits[0, -1].float().log_softmax(0)
             found.append(float(logprobs_V.max()))
             ids.append(int(logprobs_V.argmax()))
+    return found
+
+
+def test_prompts_are_scored_as_transformers_scores_them_also_while_servers_crash(checkpoint: Path) -> None:
+    """As evaluation harnesses ask: text or token ids, several at once, with no token more or one."""
+    texts = [PROMPT, "class A:\n    pass  # €"]
+    expected = [_local_prompt_logprobs(checkpoint, text) for text in texts]
+
+    def check(choice: CompletionChoice, text: str, logprobs: list[float], num_new: int) -> None:
+        found = choice.logprobs
+        assert found is not None
+        assert found.token_logprobs is not None
+        assert found.token_logprobs[0] is None
+        prompt = found.token_logprobs[1 : len(text.encode())]
+        assert prompt == pytest.approx(logprobs, abs=1e-4)
+        num_tokens = len(text.encode()) + num_new
+        assert [*map(len, (found.tokens or (), found.top_logprobs or (), found.text_offset or ()))] == [num_tokens] * 3
+        assert choice.text.startswith(text)
+        assert [text[at] for at in found.text_offset or () if at < len(text.rstrip("€"))] == [*text.rstrip("€")]
+        assert choice.finish_reason == "length"
+
+    async def main() -> None:
+        async with gateway_swarm(checkpoint, (0, 2), (0, 2), (2, 4), (2, 4)) as swarm:
+            ask = partial(swarm.openai.completions.create, model="small", temperature=0, logprobs=2, echo=True)
+            as_ids = [list(text.encode()) for text in texts]
+            for prompt in (texts, as_ids):
+                for max_tokens in (0, 1, 3):
+                    answer = await ask(prompt=prompt, max_tokens=max_tokens)
+                    for choice, text, logprobs in zip(answer.choices, texts, expected, strict=True):
+                        check(choice, text, logprobs, max_tokens)
+                    assert answer.usage is not None
+                    assert answer.usage.prompt_tokens == sum(map(len, as_ids))
+                    assert answer.usage.completion_tokens == max_tokens * len(texts)
+            used = [who for who, server in swarm.servers.items() if server.calls._paces]
+            calling = asyncio.create_task(ask(prompt=texts, max_tokens=1))
+            for peer_id in (used[0], used[-1]):
+                await asyncio.sleep(0.001)
+                swarm.internet.crash(peer_id)
+            for choice, text, logprobs in zip((await calling).choices, texts, expected, strict=True):
+                check(choice, text, logprobs, 1)
+            with pytest.raises(api.BadRequestError, match="token ids that the model does not know") as refused:
+                await ask(prompt=[10**6], max_tokens=1)
+            assert refused.value.param == "prompt"
+            await _until(lambda: swarm.num_sessions() == 0)
+
+    asyncio.run(main())
+
+
+def _local_prompt_logprobs(checkpoint: Path, prompt: str) -> list[float]:
+    """What transformers gives each token of the prompt but the first."""
+    ids = torch.tensor(list(prompt.encode()))
+    with torch.inference_mode():
+        logits_TV = AutoModelForCausalLM.from_pretrained(checkpoint)(ids[None]).logits[0].float()
+    found: list[float] = logits_TV.log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0].tolist()
     return found
 
 

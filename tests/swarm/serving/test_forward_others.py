@@ -17,7 +17,7 @@ from swarm.client.remote_blocks import PATIENCE_S
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.serving.server import forward_server
-from swarm.serving.server.forward_server import PIECE_MS, ForwardPace
+from swarm.serving.server.forward_call import PIECE_MS, ForwardPace
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused, SwarmError
 from swarm_protocol.rows import Rows

@@ -57,6 +57,7 @@ class Span:
         self._chosen = (start, end)
         self._local_attention = model.config._attn_implementation
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._wraps_output = False  # whether the blocks return tuples, once one has run
         self.is_ragged = False
         self.is_fused = False
         self.num_threads = torch.get_num_threads()
@@ -161,6 +162,28 @@ class Span:
             hidden: Tensor = self._model.base_model(**inputs, use_cache=False).last_hidden_state
             return output[0] if output else hidden
 
+    def last_output(self, x: Tensor, start: int) -> Tensor:
+        """Run whole sequences as `forward` does, up to the output [B, T, H] of the model's last block, for `head`."""
+        x = x.to(self.device, self.dtype if x.is_floating_point() else None)
+        self._choose(start, self.num_blocks)
+        self._attend_with(self._local_attention)
+        with self._inputs(x, keeps_last=True) as (inputs, output):
+            self._model.base_model(**inputs, use_cache=False)
+        return output[0]
+
+    def head(self, x_BTH: Tensor) -> Tensor:
+        """Return the logits [B, T, V] for outputs of the model's last block, which `last_output` gave before.
+
+        Each position counts alone, so long sequences can be given in slices. The family's own code computes what
+        follows the last block, since some families scale or cap logits.
+        """
+        x_BTH = x_BTH.to(self.device, self.dtype)
+        self._choose(self.num_blocks - 1, self.num_blocks)
+        self._attend_with(self._local_attention)
+        with _returning(self._blocks[-1], (x_BTH,) if self._wraps_output else x_BTH):
+            logits: Tensor = self._model(inputs_embeds=x_BTH, use_cache=False).logits
+        return logits
+
     def backward(self, x: Tensor, grad: Tensor, start: int, end: int, *, head: bool = True) -> Tensor:
         """Return the gradient with respect to hidden states `x` [B, T, H], given that of the output of `forward`.
 
@@ -196,17 +219,22 @@ class Span:
             return _split(self._model(**inputs, logits_to_keep=rows).logits[0], pieces, is_kept=True)
 
     @contextmanager
-    def _inputs(self, x_BT: Tensor) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
-        """Yield the model's inputs for `x`, and a list that gets the last chosen block's output unless it is the
-        model's last block."""
+    def _inputs(self, x_BT: Tensor, *, keeps_last: bool = False) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
+        """Yield the model's inputs for `x`, and a list that gets the last chosen block's output. That of the model's
+        last block is kept only with `keeps_last`."""
         start, end = self._chosen
         output: list[Tensor] = []
+
+        def keep(_block: nn.Module, _inputs: Any, result: Any) -> None:
+            self._wraps_output = isinstance(result, tuple)
+            output.append(_hidden(result))
+
         with ExitStack() as stack:
             if start > 0:
                 stack.enter_context(_entering(self._blocks[start - self.start], x_BT))
-            if end < self.num_blocks:  # the model may process the output of its last block further
+            if end < self.num_blocks or keeps_last:  # the model may process the output of its last block further
                 last = self._blocks[end - self.start - 1]
-                stack.callback(last.register_forward_hook(lambda *call: output.append(_hidden(call[2]))).remove)
+                stack.callback(last.register_forward_hook(keep).remove)
             if x_BT.is_floating_point():
                 yield {"inputs_embeds": x_BT.clone()}, output  # CTRL scales its input in place
             else:
@@ -276,6 +304,16 @@ def _entering(block: nn.Module, hidden_BTH: Tensor) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def _returning(block: nn.Module, output: Any) -> Iterator[None]:
+    """Let `block` return `output` without computing."""
+    vars(block)["forward"] = lambda *_args, **_kwargs: output
+    try:
+        yield
+    finally:
+        del vars(block)["forward"]
 
 
 def _step_like(num_rows: int) -> int | None:

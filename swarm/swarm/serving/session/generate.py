@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from swarm_protocol.checks import shared_fields
@@ -18,7 +18,6 @@ from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import SampledToken, TokenDraw
 
 from swarm.serving.sampling.sampling import Sampling
-from swarm.serving.session.session import Session
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import ModelAssets
 
@@ -118,7 +117,9 @@ class Token:
     """One step of an answer. `text` may be empty while a character or a stop string is incomplete.
 
     If probabilities were asked for, `data` are the token's bytes, `logprob` is its log probability, and `top` has the
-    likeliest tokens. An end token has none of them, since it is no part of the answer.
+    likeliest tokens. An end token has none of them, since it is no part of the answer, except if the prompt is echoed.
+    With `is_prompt` it is a token of an echoed prompt, the last of which has the prompt's text; the first one has no
+    log probability.
     """
 
     text: str
@@ -127,10 +128,19 @@ class Token:
     logprob: float | None = None
     data: bytes = b""
     top: tuple[LikelyToken, ...] = ()
+    is_prompt: bool = False
+
+
+class TokenSource(Protocol):
+    """Where the tokens of an answer come from: a session, or what is known already."""
+
+    def next_tokens(
+        self, tokens: Sequence[int], draw: TokenDraw, num_tokens: int
+    ) -> AsyncGenerator[SampledToken, None]: ...
 
 
 async def generate(
-    session: Session,
+    source: TokenSource,
     assets: ModelAssets,
     prompt: Sequence[int],
     sampling: Sampling,
@@ -138,15 +148,19 @@ async def generate(
     trace: Trace,
     *,
     num_logprobs: int | None = None,
+    scores_end: bool = False,
 ) -> AsyncGenerator[Token, None]:
-    """Yield at most `max_tokens` tokens, the last one with its finish reason. The session must be open."""
+    """Yield at most `max_tokens` tokens, the last one with its finish reason. A session must be open.
+
+    With `scores_end`, an end token has its log probability, too.
+    """
     detokenizer, stops = Detokenizer(assets.decode_all), StopFinder(sampling.stop, sampling.stop_after)
     ends = end_ids(assets, sampling)
     clock = asyncio.get_running_loop().time
     since_s = clock()
     trace.num_prompt_tokens = len(prompt)
     pick = TokenDraw(num_logprobs=num_logprobs, **shared_fields(sampling, TokenDraw))
-    async with aclosing(session.next_tokens(prompt, pick, max_tokens)) as drawn:
+    async with aclosing(source.next_tokens(prompt, pick, max_tokens)) as drawn:
         async for picked in drawn:
             token_id = picked.token_id
             trace.num_tokens += 1
@@ -159,7 +173,7 @@ async def generate(
             if has_ended or stops.has_stopped or trace.num_tokens == max_tokens:
                 text += stops.push(await detokenizer.flush())
                 reason: FinishReason = "stop" if has_ended or stops.has_stopped else "length"
-                yield await _token(assets, picked, text + stops.flush(), reason, is_end=has_ended)
+                yield await _token(assets, picked, text + stops.flush(), reason, is_end=has_ended and not scores_end)
                 return
             yield await _token(assets, picked, text, None, is_end=False)
 

@@ -314,8 +314,8 @@ def test_checker_is_named_when_it_lies_about_an_honest_server(boxes: Any, llama_
             liar, server = next((who, it) for who, it in box.servers.items() if not it.record.start and who != asked)
             honest = server.calls._forward
 
-            async def forward(call: Any, x: Tensor) -> Tensor:
-                return 1.5 * await honest(call, x)
+            async def forward(*asked: Any) -> Tensor:
+                return 1.5 * await honest(*asked)
 
             with patch.object(server.calls, "_forward", forward):
                 for _ in range(40):

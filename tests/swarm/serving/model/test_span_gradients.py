@@ -57,6 +57,18 @@ def test_forward_without_head_ends_with_the_last_norm(spans: tuple[Path, list[Sp
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("spans", FAMILIES, indirect=True)
+def test_head_on_slices_of_the_last_output_gives_the_logits_of_the_local_model(spans: tuple[Path, list[Span]]) -> None:
+    directory, (first, last) = spans
+    with torch.no_grad():
+        expected = AutoModelForCausalLM.from_pretrained(directory)(TOKENS).logits
+        hidden = last.last_output(first.forward(TOKENS, 0, 4), 4)
+        found = torch.cat([last.head(hidden[:, low : low + 5]) for low in range(0, 12, 5)], dim=1)
+        whole = last.forward(first.forward(TOKENS, 0, 4), 4, 6)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(whole, expected, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("spans", ["llama", "gpt2"], indirect=True)
 def test_run_of_embeddings_equals_run_of_tokens_and_is_unaffected_by_a_forward_between(
     spans: tuple[Path, list[Span]],

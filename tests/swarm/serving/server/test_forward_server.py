@@ -23,17 +23,10 @@ from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
-from swarm.serving.server import forward_server
+from swarm.serving.server import forward_call, forward_server
 from swarm.serving.server.deployment import Deployment, LoadedSpan, ServerOptions
-from swarm.serving.server.forward_server import (
-    MAX_PIECE_MS,
-    PACE_S,
-    PIECE_MS,
-    ForwardAdmission,
-    ForwardPace,
-    ForwardServer,
-    cut_call,
-)
+from swarm.serving.server.forward_call import MAX_PIECE_MS, PIECE_MS, ForwardPace, cut_call
+from swarm.serving.server.forward_server import PACE_S, ForwardAdmission, ForwardServer
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.rows import Rows
@@ -371,3 +364,80 @@ def test_room_is_freed_soon_when_a_client_drips_rows(llama_dir: Path, method: st
         return clock() - since_s
 
     assert ask(llama_dir, scenario) < 100
+
+
+# --- chosen logits ----------------------------------------------------------------------------------------------------
+
+CHOSEN = dataclasses.replace(GOOD, num_top=3, has_targets=True)
+TARGETS = torch.tensor([0, 255, 7, 80, 33, 21, 90, 12])
+
+
+def targets(ids: torch.Tensor) -> bytes:
+    rows = Rows(codec="tokens", num_rows=len(ids), num_columns=0, payload=ids.numpy().astype("<i4").tobytes())
+    return TensorPiece(rows=rows).to_bytes()
+
+
+async def chosen(rig: Rig, asked: Compute, x: torch.Tensor) -> torch.Tensor:
+    async with rig.client.stream(rig.network.peer_id, f"{FORWARD_METHOD}/tiny", timeout_s=300) as stream:
+        for message in (asked.to_bytes(), *pieces(x), *([targets(TARGETS)] if asked.has_targets else [])):
+            await stream.send(message)
+        rows = TensorPiece.from_bytes(await stream.receive()).rows
+    return torch.frombuffer(bytearray(rows.payload), dtype=torch.float32).view(rows.num_rows, rows.num_columns)
+
+
+@pytest.mark.parametrize("num_last", [0, 2])
+def test_chosen_logits_come_from_slices_of_positions_and_are_those_of_all(llama_dir: Path, num_last: int) -> None:
+    x = torch.randn(8, 32, generator=torch.Generator().manual_seed(0))
+    sizes = list[int]()
+    head = Span.head
+
+    def counted(span: Span, hidden: torch.Tensor) -> torch.Tensor:
+        sizes.append(hidden.shape[0] * hidden.shape[1])
+        return head(span, hidden)
+
+    async def scenario(rig: Rig) -> tuple[torch.Tensor, torch.Tensor]:
+        found = await chosen(rig, dataclasses.replace(CHOSEN, num_last=num_last), x)
+        own = await chosen(rig, dataclasses.replace(CHOSEN, num_top=0, num_last=num_last), x)
+        return found, own
+
+    with (
+        patch("swarm.serving.server.forward_call.HEAD_PIECE_BYTES", 3 * 4 * 256),
+        patch.object(Span, "head", counted),
+    ):
+        found, own = ask(llama_dir, scenario)
+    with torch.no_grad():
+        logits_NV = loaded(llama_dir, 3, 6).forward(x.view(2, 4, 32), 3, 6)[:, -num_last:].flatten(0, 1)
+    targets_N = TARGETS.view(2, 4)[:, -num_last:].flatten()
+    values, ids = logits_NV.topk(3)
+    sums = logits_NV.logsumexp(-1, keepdim=True)
+    expected = torch.cat([values, ids.float(), logits_NV.gather(-1, targets_N[:, None]), sums], dim=-1)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(own, expected[:, -2:], rtol=1e-5, atol=1e-4)
+    assert max(sizes) == 3
+    assert sum(sizes) == 2 * len(expected)
+
+
+def test_targets_that_are_none_and_targets_for_a_server_without_the_head_are_refused(llama_dir: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        with pytest.raises(PeerViolation, match="vocabulary of 256"):
+            await rig.ask(CHOSEN.to_bytes(), *pieces(X), targets(TARGETS + 1))
+        with pytest.raises(PeerViolation, match="at most 8"):
+            await rig.ask(CHOSEN.to_bytes(), *pieces(X), targets(torch.cat([TARGETS, TARGETS])))
+        with pytest.raises(PeerViolation, match="last block"):
+            await rig.ask(dataclasses.replace(CHOSEN, end=5).to_bytes())
+        with pytest.raises(PeerViolation, match="no gradient"):
+            await rig.ask(CHOSEN.to_bytes(), method=BACKWARD_METHOD)
+        assert await rig.ask(CHOSEN.to_bytes(), *pieces(X), targets(TARGETS)) == 8 * 8 * 4
+
+    ask(llama_dir, scenario)
+
+
+def test_long_prompts_chosen_logits_take_less_room_than_all_of_them(llama_dir: Path) -> None:
+    asked = dataclasses.replace(CHOSEN, num_sequences=1, num_positions=2**18)
+    with rigs(llama_dir, forward_ms=1e-6) as rig:
+        call = forward_call.ForwardCall(asked, "forward", rig.deployed, ForwardPace(1e-6))
+        everything = forward_call.ForwardCall(
+            dataclasses.replace(asked, num_top=0, has_targets=False), "forward", rig.deployed, ForwardPace(1e-6)
+        )
+        assert call.head_rows * 4 * 256 <= forward_call.HEAD_PIECE_BYTES
+        assert call.num_bytes < everything.num_bytes / 2

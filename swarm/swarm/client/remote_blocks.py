@@ -154,7 +154,7 @@ async def call_server(
         raise
 
 
-def deadline_s(record: ServeRecord, method: str, *, num_blocks: int, num_rows: int, num_bytes: int) -> float:
+def deadline_s(record: ServeRecord, method: str, *, num_blocks: float, num_rows: int, num_bytes: int) -> float:
     """Return the seconds that a call may take, by the server's own claim within bounds."""
     expected_s = num_blocks * num_rows * record.prefill_ms_per_token / 1000
     factor = FACTOR * (BACKWARD_FACTOR if method.startswith(BACKWARD_METHOD) else 1.0)
@@ -319,9 +319,10 @@ class RemoteBlocks:
         model, hop, x = self.model, part.by, part.x
         has_logits = chosen is not None or (self._head and hop.end == model.num_blocks)
         num_rows = x.shape[0] * x.shape[1]
-        # one method returns as many bytes as the other one gets
-        num_bytes = 4 * num_rows * (model.hidden_size + (model.vocab_size if has_logits else model.hidden_size))
-        num_blocks = hop.end - hop.start
+        # one method returns as many bytes as the other one gets. Few logits are chosen, but the whole head has to run
+        num_columns = model.vocab_size if has_logits and chosen is None else model.hidden_size
+        num_bytes = 4 * num_rows * (model.hidden_size + num_columns)
+        num_blocks = hop.end - hop.start + (0.0 if chosen is None else model.vocab_size / (12 * model.hidden_size))
         limit_s = deadline_s(hop.record, method, num_blocks=num_blocks, num_rows=num_rows, num_bytes=num_bytes)
         asked = Compute(
             revision=model.revision,
@@ -343,5 +344,5 @@ class RemoteBlocks:
 
 def _check_ids(ids: Tensor, vocab_size: int) -> None:
     """Check token ids that came as numbers. Raises PeerViolation."""
-    if not bool(((ids >= 0) & (ids < vocab_size) & (ids == ids.floor())).all()):
+    if not bool(((ids >= 0) & (ids < vocab_size)).all()):
         raise PeerViolation(f"the likely tokens are outside this model's vocabulary of {vocab_size}")

@@ -100,6 +100,15 @@ def test_tokens_are_reserved_and_unused_ones_freed() -> None:
     converse(ScriptedClient(), conversation, GatewayOptions(rates=Rates(tokens_per_min=120)))
 
 
+def test_echo_without_an_answer_reserves_no_tokens() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for _ in range(2):
+            await openai.completions.create(model="tiny", prompt="hi", max_tokens=0, echo=True)
+
+    script = [ScriptedToken("hi", "length", is_prompt=True)]
+    converse(ScriptedClient(script=script), conversation, GatewayOptions(rates=Rates(tokens_per_min=120)))
+
+
 def test_failed_answer_frees_its_reserved_tokens() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         for _ in range(3):

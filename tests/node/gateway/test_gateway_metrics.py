@@ -44,6 +44,16 @@ def test_answer_is_counted_and_timed() -> None:
     converse(ScriptedClient(), conversation)
 
 
+def test_echoed_prompt_is_neither_counted_nor_timed_as_an_answer() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        await openai.completions.create(model="tiny", prompt="hi", max_tokens=0, echo=True)
+        found = await _read(openai)
+        assert (found["generation_tokens_total"], found["time_to_first_token_seconds_count"]) == (0, 0)
+        assert found["request_success_total,length"] == 1
+
+    converse(ScriptedClient(script=[ScriptedToken("hi", "length", is_prompt=True)]), conversation)
+
+
 def test_request_waits_until_its_first_token_and_then_runs() -> None:
     first = asyncio.Event()
     client = ScriptedClient(script=[first, ScriptedToken("a"), Hang()])

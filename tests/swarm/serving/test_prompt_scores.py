@@ -12,9 +12,11 @@ import pytest
 import torch
 from support.faults import Fault
 from support.text_models import byte_tokenizer
-from swarm.client import Token
+from swarm.client import Token, remote_blocks
+from swarm.client.prompt_scores import PromptScores
 from swarm.serving.local_ends.kept_model import KeptModel
 from swarm.testing import virtual_time
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError
 from swarm_protocol.serving_messages import Compute
 from transformers import AutoModelForCausalLM
@@ -133,8 +135,17 @@ def test_server_that_fails_while_a_prompt_is_scored_changes_no_figure(
     assert_scored(llama_dir, virtual_time.run(scenario()))
 
 
+def test_scores_are_bounded_and_of_equally_likely_tokens_the_lower_id_comes_first() -> None:
+    rows = [[1.0, 1.0, 5.0, 2.0, 3.0, 1.5], [1.0, 1.0, 5.0, 2.0, -2e6, 1.5], [1.0, 1.0, 5.0, 2.0, 0.0, 1.5]]
+    scores = PromptScores([7, 8, 9], rows, 2)
+    assert [scores.token(position).logprob for position in (1, 2)] == [0.0, -limits.MAX_LOGPROB]
+    assert scores.answer().token_id == 2
+    assert scores.answer().top == ((2, -0.5), (5, -0.5))
+
+
+@pytest.mark.parametrize("lie", [256.0, -256.0])
 def test_server_that_names_impossible_tokens_is_left_for_another(
-    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch, lie: float
 ) -> None:
     async def scenario() -> list[Token]:
         async with boxes(llama_dir, [(0, 6), (0, 6)]) as swarm:
@@ -145,7 +156,7 @@ def test_server_that_names_impossible_tokens_is_left_for_another(
             async def forward(*asked: Any) -> torch.Tensor:
                 rows: torch.Tensor = await honest(*asked)
                 lies.append(1)
-                rows[..., 2:4] += 0.5
+                rows[..., 2:4] += lie
                 return rows
 
             monkeypatch.setattr(liar, "_forward", forward)
@@ -253,5 +264,8 @@ def test_only_the_last_server_gets_targets(boxes: Any, llama_dir: Path, monkeypa
             monkeypatch.setattr(Compute, "from_bytes", from_bytes)
             await echoed(swarm)
 
+    # over such a link all logits would take over an hour, and the two numbers and two tokens of a row do not
+    monkeypatch.setattr(remote_blocks, "SLOWEST_BYTES_PER_S", 10.0)
     virtual_time.run(scenario())
     assert [(each.end, each.has_targets, each.num_top) for each in asked] == [(3, False, 0), (6, True, 2)]
+    assert asked[1].deadline_s < 1.1 * asked[0].deadline_s

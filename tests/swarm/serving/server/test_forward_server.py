@@ -28,6 +28,7 @@ from swarm.serving.server.deployment import Deployment, LoadedSpan, ServerOption
 from swarm.serving.server.forward_call import MAX_PIECE_MS, PIECE_MS, ForwardPace, cut_call
 from swarm.serving.server.forward_server import PACE_S, ForwardAdmission, ForwardServer
 from swarm.testing import virtual_time
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.rows import Rows
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute, TensorPiece
@@ -417,6 +418,23 @@ def test_chosen_logits_come_from_slices_of_positions_and_are_those_of_all(llama_
     assert sum(sizes) == 2 * len(expected)
 
 
+def test_target_that_the_model_excludes_has_a_finite_logit() -> None:
+    logits_11V = torch.tensor([[[0.0, -torch.inf, 1.0]]])
+    rows = forward_server.chosen_logits(logits_11V, 1, 1.0, torch.tensor([[1]]))
+    assert rows[0, 0, :3].tolist() == [1.0, 2.0, -limits.MAX_LOGPROB]
+
+
+def test_pieces_of_the_head_measure_no_pace(llama_dir: Path) -> None:
+    measured = list[float]()
+
+    def took(_pace: ForwardPace, _direction: str, _num_positions: int, num_blocks: float, _elapsed_ms: float) -> None:
+        measured.append(num_blocks)
+
+    with patch.object(ForwardPace, "took", took):
+        ask(llama_dir, lambda rig: chosen(rig, CHOSEN, torch.zeros(8, 32)))
+    assert measured == [3.0]
+
+
 def test_targets_that_are_none_and_targets_for_a_server_without_the_head_are_refused(llama_dir: Path) -> None:
     async def scenario(rig: Rig) -> None:
         with pytest.raises(PeerViolation, match="vocabulary of 256"):
@@ -441,3 +459,5 @@ def test_long_prompts_chosen_logits_take_less_room_than_all_of_them(llama_dir: P
         )
         assert call.head_rows * 4 * 256 <= forward_call.HEAD_PIECE_BYTES
         assert call.num_bytes < everything.num_bytes / 2
+        # the inputs, the last block's outputs, the targets, the answer, and the logits of a piece
+        assert call.num_bytes == 2**18 * (4 * 32 + 4 * 32 + 8 + 4 * 8) + forward_call.HEAD_PIECE_BYTES

@@ -11,6 +11,7 @@ import torch
 from support.text_models import byte_tokenizer
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -50,6 +51,8 @@ FAMILIES: dict[str, Callable[[], Any]] = {
         bos_token_id=0,
         eos_token_id=1,
     ),
+    # its blocks return tuples
+    "bloom": lambda: BloomConfig(vocab_size=VOCAB, hidden_size=32, n_layer=NUM_BLOCKS, n_head=4),
 }
 
 

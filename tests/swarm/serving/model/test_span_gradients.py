@@ -57,7 +57,7 @@ def test_forward_without_head_ends_with_the_last_norm(spans: tuple[Path, list[Sp
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("spans", FAMILIES, indirect=True)
+@pytest.mark.parametrize("spans", [*FAMILIES, "bloom"], indirect=True)
 def test_head_on_slices_of_the_last_output_gives_the_logits_of_the_local_model(spans: tuple[Path, list[Span]]) -> None:
     directory, (first, last) = spans
     with torch.no_grad():

@@ -172,8 +172,8 @@ class RemotePart:
 
 @dataclass(frozen=True, slots=True)
 class ChosenLogits:
-    """What the last server returns of each position's logits in place of all: the `num_top` largest, their token ids,
-    the logit of its token in `targets_BT`, and the log-sum-exp of all."""
+    """Asks the last server for some numbers of each position's logits in place of all: the `num_top` largest, their
+    token ids, the logit of its token in `targets_BT`, and the log-sum-exp of all."""
 
     targets_BT: Tensor
     num_top: int

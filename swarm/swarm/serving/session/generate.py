@@ -132,7 +132,7 @@ class Token:
 
 
 class TokenSource(Protocol):
-    """Where the tokens of an answer come from: a session, or what is known already."""
+    """Draws the tokens of an answer. A session is one; another knows its only token already."""
 
     def next_tokens(
         self, tokens: Sequence[int], draw: TokenDraw, num_tokens: int

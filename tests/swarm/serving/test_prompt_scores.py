@@ -243,7 +243,7 @@ def test_servers_that_do_not_know_targets_give_one_clear_error_and_no_scores(
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as swarm:
             monkeypatch.setattr(Compute, "from_bytes", from_bytes)
-            with pytest.raises(PeerRefused, match="cannot score prompts, as servers with an older version.*5 columns"):
+            with pytest.raises(PeerRefused, match=r"cannot score prompts, as servers with an older version.*5 columns"):
                 await echoed(swarm)
             plain = [token async for token in swarm.generate(2, prompt=PROMPT)]
             assert len(plain) == 2, "the server answers other requests as before"

@@ -150,7 +150,7 @@ class Compute(wire.WireMessage):
 
     @property
     def chooses_logits(self) -> bool:
-        """Whether a row of logits is reduced to some numbers."""
+        """Tell whether a row of logits is reduced to some numbers."""
         return self.num_top > 0 or self.has_targets
 
     def answer_shape(self, num_columns: int, *, has_logits: bool) -> tuple[int, int, int]:

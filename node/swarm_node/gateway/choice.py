@@ -50,7 +50,7 @@ class ScoredToken:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the token has a probability. The first one of an echoed prompt has none."""
+        """Tell whether the token has a probability. The first one of an echoed prompt has none."""
         return self.token.logprob is not None
 
 

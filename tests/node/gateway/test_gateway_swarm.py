@@ -246,7 +246,7 @@ def _local_logprobs(checkpoint: Path, prompt: str, num_tokens: int) -> list[floa
 
 
 def test_prompts_are_scored_as_transformers_scores_them_also_while_servers_crash(checkpoint: Path) -> None:
-    """As evaluation harnesses ask: text or token ids, several at once, with no token more or one."""
+    """The requests of evaluation harnesses are answered: text or token ids, several at once, with no token more or one."""
     texts = [PROMPT, "class A:\n    pass  # €"]
     expected = [_local_prompt_logprobs(checkpoint, text) for text in texts]
 
@@ -291,7 +291,7 @@ def test_prompts_are_scored_as_transformers_scores_them_also_while_servers_crash
 
 
 def _local_prompt_logprobs(checkpoint: Path, prompt: str) -> list[float]:
-    """What transformers gives each token of the prompt but the first."""
+    """Return the score that transformers gives each token of the prompt but the first."""
     ids = torch.tensor(list(prompt.encode()))
     with torch.inference_mode():
         logits_TV = AutoModelForCausalLM.from_pretrained(checkpoint)(ids[None]).logits[0].float()

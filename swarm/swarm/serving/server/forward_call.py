@@ -122,7 +122,7 @@ class ForwardCall:
 
     @property
     def chooses_logits(self) -> bool:
-        """Whether rows of logits are reduced to some numbers, in pieces of the head."""
+        """Tell whether rows of logits are reduced to some numbers, in pieces of the head."""
         return self.has_head and self.asked.chooses_logits
 
     @property

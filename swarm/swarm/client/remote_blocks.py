@@ -285,7 +285,9 @@ class RemoteBlocks:
         tensors = (part.x, *grads) if chosen is None else (part.x, chosen.targets_BT)
         self._health.opened(peer_id)
         try:
-            output = await self._call(peer_id, method, asked, tensors, num_columns)
+            output = await call_server(
+                self._network, peer_id, f"{method}/{self.model.name}", asked, tensors, num_columns=num_columns
+            )
             if chosen is not None:
                 _check_ids(output[..., num_columns // 2 - 1 : -2], self.model.vocab_size)
         except (PeerError, SessionError) as error:
@@ -295,24 +297,6 @@ class RemoteBlocks:
             self._health.closed(peer_id)
         self._health.worked(peer_id)
         return output
-
-    async def _call(
-        self, peer_id: str, method: str, asked: Compute, tensors: Sequence[Tensor], num_columns: int
-    ) -> Tensor:
-        """Call a server as `call_server` does. An unfit answer to targets counts as a refusal: a server with an older
-        version ignores `has_targets`, and still serves sessions well."""
-        try:
-            return await call_server(
-                self._network, peer_id, f"{method}/{self.model.name}", asked, tensors, num_columns=num_columns
-            )
-        except PeerViolation as error:
-            if not asked.has_targets:
-                raise
-            raise PeerRefused(
-                f"the server cannot score prompts, as servers with an older version: {error.message}",
-                peer_id=peer_id,
-                remedy="wait for servers with this version, or ask without echo",
-            ) from error
 
     def _asked(self, method: str, part: RemotePart, chosen: ChosenLogits | None) -> tuple[Compute, int]:
         """Return the request, and the number of columns of the server's answer."""

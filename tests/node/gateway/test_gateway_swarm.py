@@ -246,7 +246,7 @@ def _local_logprobs(checkpoint: Path, prompt: str, num_tokens: int) -> list[floa
 
 
 def test_prompts_are_scored_as_transformers_scores_them_also_while_servers_crash(checkpoint: Path) -> None:
-    """The requests of evaluation harnesses are answered: text or token ids, several at once, with no token more or one."""
+    """Requests of evaluation harnesses are answered: text or token ids, several at once, with no token more or one."""
     texts = [PROMPT, "class A:\n    pass  # €"]
     expected = [_local_prompt_logprobs(checkpoint, text) for text in texts]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -227,26 +226,6 @@ def test_blocks_that_nobody_serves_are_named(boxes: Any, llama_dir: Path) -> Non
         async with boxes(llama_dir, [(0, 3)]) as swarm:
             with pytest.raises(SessionError, match="3:6"):
                 await echoed(swarm)
-
-    virtual_time.run(scenario())
-
-
-def test_servers_that_do_not_know_targets_give_one_clear_error_and_no_scores(
-    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Such a server ignores the field, and answers a column less."""
-    read = Compute.from_bytes
-
-    def from_bytes(data: bytes) -> Compute:
-        return dataclasses.replace(read(data), has_targets=False)
-
-    async def scenario() -> None:
-        async with boxes(llama_dir, HALVES) as swarm:
-            monkeypatch.setattr(Compute, "from_bytes", from_bytes)
-            with pytest.raises(PeerRefused, match=r"cannot score prompts, as servers with an older version.*5 columns"):
-                await echoed(swarm)
-            plain = [token async for token in swarm.generate(2, prompt=PROMPT)]
-            assert len(plain) == 2, "the server answers other requests as before"
 
     virtual_time.run(scenario())
 

@@ -115,6 +115,7 @@ class SampledToken(Checked):
 class OpenSequence(Checked):
     """Asks for a sequence on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
 
+    With `grow_to`, the sequence may hold so many positions: those beyond `max_tokens` get their room when they come.
     `page_keys` name the full pages of the prompt that the server may still hold. With `take_over`, it begins with the
     keys and values of that sequence instead. `sampler` says how the sequence of the last block changes the logits of
     its draws. SequenceReady or SequenceEnded answers it.
@@ -132,6 +133,7 @@ class OpenSequence(Checked):
     next: SequenceRef | None = None
     take_over: SequenceRef | None = None
     sampler: Sampler | None = None
+    grow_to: Position = 0
 
     def __post_init__(self) -> None:
         check_int(self.end, "end", low=self.start + 1, high=limits.MAX_BLOCKS)

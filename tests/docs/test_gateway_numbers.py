@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from support.site_pages import written
-from swarm.client.request import DEFAULT_MAX_TOKENS
 from swarm.serving.sampling.sampling import MAX_STOP_CHARS, MAX_STOPS
+from swarm.serving.session.client_state import SessionOptions
+from swarm.serving.session.session_messages import GROWTH_TOKENS
 from swarm_node.gateway import http_limits
+from swarm_protocol.limits import PAGE_TOKENS
 
 PAGE = " ".join(written("reference")["reference/gateway.md"].split())
 MIB = 2**20
@@ -18,8 +20,12 @@ SAID = [
     f"over {http_limits.SMALL_HTTP_BODY_BYTES // 1024} KiB get status 429",
     f"arriving fill {http_limits.MAX_ARRIVING_BYTES // MIB} MiB, or those of their own address "
     f"{http_limits.MAX_ADDRESS_ARRIVING_BYTES // MIB} MiB",
-    f"a chat answer has at most {DEFAULT_MAX_TOKENS} tokens, and without `max_tokens` a completion "
-    f"{http_limits.DEFAULT_COMPLETION_TOKENS}",
+    f"a completion has at most {http_limits.DEFAULT_COMPLETION_TOKENS} tokens",
+    f"room for its prompt and {GROWTH_TOKENS} tokens of the answer",
+    f"by {PAGE_TOKENS} tokens at a time",
+    f"{GROWTH_TOKENS} more tokens, the answer waits for up to {SessionOptions().patience_s:.0f} s",
+    f"fill the {SessionOptions().max_replay_bytes // 2**30} GiB in which",
+    f"counts {http_limits.RESERVED_TOKENS} tokens in advance",
     f"Up to {http_limits.MAX_EMBEDDING_INPUTS} inputs",
 ]
 

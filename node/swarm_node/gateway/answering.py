@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from swarm.client import AsyncClient, Generation, Token
-from swarm.client.request import DEFAULT_MAX_TOKENS, GenerationRequest, Prompt
+from swarm.client.request import GenerationRequest, Prompt
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import RATE_LIMITER, AnswerSlots
@@ -131,7 +131,7 @@ async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T |
 class GenerationBatch:
     """Both endpoints pass this to the answerer: a request with `request.n` choices for each of `prompts`.
 
-    `max_tokens` None means DEFAULT_MAX_TOKENS, or fewer if the model's context holds fewer. `tools` are the names of
+    `max_tokens` None means no limit but the model's context. `tools` are the names of
     the tools that may be called. With `echoes` each answer begins with its prompt.
     """
 
@@ -173,7 +173,7 @@ class Answerer:
 
     @asynccontextmanager
     async def _run(self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter) -> AsyncIterator[RunningRequest]:
-        max_tokens = DEFAULT_MAX_TOKENS if batch.max_tokens is None else batch.max_tokens
+        max_tokens = http_limits.RESERVED_TOKENS if batch.max_tokens is None else batch.max_tokens
         reserved = limiter.reserve(max_tokens * batch.num_choices)
         num_per_prompt = batch.request.n
         choices = [Choice(batch.tools, batch.echoes) for _ in range(batch.num_choices)]
@@ -183,6 +183,11 @@ class Answerer:
         def usage() -> CompletionUsage:
             return _usage(generations[::num_per_prompt], choices)
 
+        def pay(num_drawn: int) -> None:
+            nonlocal reserved
+            if num_drawn > reserved:
+                reserved += limiter.take_tokens(1)
+
         try:
             async with AsyncExitStack() as stack:
                 times = stack.enter_context(RequestTimes(self._metrics))
@@ -191,7 +196,7 @@ class Answerer:
                     stack.push_async_callback(generation.aclose)
                 self.traces.begin(trace_id, lambda: _trace(generations))
                 tokens = await stack.enter_async_context(merged(generations, num_per_prompt=num_per_prompt))
-                timed = await stack.enter_async_context(aclosing(self._timed(tokens, times)))
+                timed = await stack.enter_async_context(aclosing(self._timed(tokens, times, pay)))
                 yield RunningRequest(tokens=timed, choices=choices, usage=usage)
         finally:
             self.traces.finish(trace_id)
@@ -223,11 +228,14 @@ class Answerer:
                 yield self._client.answer(request)
 
     async def _timed(
-        self, tokens: AsyncIterator[IndexedToken], times: RequestTimes
+        self, tokens: AsyncIterator[IndexedToken], times: RequestTimes, pay: Callable[[int], None]
     ) -> AsyncGenerator[IndexedToken, None]:
+        num_drawn = 0
         async for index, token in tokens:
-            if not token.is_prompt:
+            if token.is_drawn:
                 times.token(index)
+                num_drawn += 1
+                pay(num_drawn)
             yield index, token
             if token.finish_reason:
                 self._metrics.success.labels(token.finish_reason).inc()

@@ -289,7 +289,7 @@ class ChatRequest(SamplingRequest):
 
     @property
     def num_new_tokens(self) -> int | None:
-        """The limit on new tokens. None means DEFAULT_MAX_TOKENS, or fewer if the model's context holds fewer.
+        """The limit on new tokens. None means no limit but the model's context.
 
         `max_completion_tokens` has replaced `max_tokens` in OpenAI's API, so it counts where both are given.
         """

@@ -94,7 +94,7 @@ class Choice:
 
     def push(self, token: Token) -> list[Delta]:
         """Return what this token makes visible. The last token makes all of the remaining text visible."""
-        self.num_tokens += not token.is_prompt
+        self.num_tokens += token.is_drawn
         if token.logprob is not None or token.is_prompt:
             self._pending.append(token)
         if self._finder:

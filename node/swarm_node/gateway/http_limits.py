@@ -44,6 +44,8 @@ MAX_TOP_K = 2**18
 
 # The longest contexts in use. The model's own context limits it further.
 MAX_NEW_TOKENS = 2**17
+# Taken from the rate before an answer without a limit begins; tokens beyond that are taken as they come.
+RESERVED_TOKENS = 512
 # OpenAI's default for completions.
 DEFAULT_COMPLETION_TOKENS = 16
 # 3,600 tokens at 2 tokens a second. A request that runs longer is stuck.

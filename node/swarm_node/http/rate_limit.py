@@ -76,6 +76,13 @@ class RateLimiter:
         _take(self._tokens, reserved, "tokens")
         return reserved
 
+    def take_tokens(self, num_tokens: int) -> int:
+        """Take what a running request costs beyond its reservation, and return it, to be added to what was reserved."""
+        if self._tokens is None:
+            return 0
+        self._tokens.take(num_tokens)
+        return num_tokens
+
     def settle(self, reserved: int, num_tokens: int) -> None:
         """Replace what was reserved by what the request has cost."""
         if self._tokens is not None:

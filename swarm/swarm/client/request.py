@@ -23,9 +23,6 @@ from swarm.serving.session.generate import Token
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets
 
-DEFAULT_MAX_TOKENS = 512
-"""Maximum length of an answer without `max_tokens`; fewer if the model's context ends before."""
-
 A = TypeVar("A")
 
 
@@ -62,7 +59,8 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A request. Without `max_tokens` it gets the default, or what fits. Raises ConfigError for invalid values."""
+    """A request. Without `max_tokens` the answer may fill the model's context. Raises ConfigError for invalid
+    values."""
 
     model: str
     prompt: Prompt
@@ -215,12 +213,13 @@ class TextClient(ABC, Generic[A]):
         `tools`.
 
         `model` is a name, or NAME@REVISION for one of several revisions that are served under it; `template_kwargs` go
-        to the chat template. Without `max_tokens`, the answer has up to DEFAULT_MAX_TOKENS, or what is left of the
-        model's context. `sampling` says how tokens are drawn; its fields can also be given as keywords
-        (`temperature=0.7, seed=1`), which take precedence. Without either, each token is the likeliest one.
+        to the chat template. Without `max_tokens`, the answer ends by itself, or where the model's context ends.
+        `sampling` says how tokens are drawn; its fields can also be given as keywords (`temperature=0.7, seed=1`),
+        which take precedence. Without either, each token is the likeliest one.
 
         Iterating yields a Token for each step, the last one with its finish reason; with `stream=False` it yields one
-        Token with the whole text. If a server dies while others hold its blocks, the answer only pauses, and no token
+        Token with the whole text. If no server has room for a longer answer, the last Token has the reason "length" and
+        the `token_id` -1. If a server dies while others hold its blocks, the answer only pauses, and no token
         changes. The call raises ConfigError for invalid values and TypeError for an unknown keyword. Iterating raises
         ConfigError for an unknown model or a prompt over the context, SessionError if blocks are missing or were lost,
         and PeerError if nobody answers.
@@ -319,7 +318,7 @@ def check_fits(assets: ModelAssets, num_tokens: int) -> None:
 
 
 def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:
-    """Return the maximum tokens of the answer: `max_tokens`, or if that is None the default, or fewer if no more fit.
+    """Return the maximum tokens of the answer: `max_tokens`, or if that is None what is left of the context.
 
     Raises ConfigError for an empty prompt, for one that leaves too little room for the answer (the message says by how
     much), and if `min_tokens` exceed the maximum.
@@ -327,7 +326,7 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
     if not num_prompt_tokens:
         raise ConfigError("the prompt is empty", remedy="give some text to continue", field="prompt")
     room = assets.context_tokens - num_prompt_tokens
-    wanted = max(1, min(DEFAULT_MAX_TOKENS, room)) if max_tokens is None else max_tokens
+    wanted = max(1, room) if max_tokens is None else max_tokens
     if wanted > room:
         tokens = "1 token" if num_prompt_tokens == 1 else f"{num_prompt_tokens} tokens"
         shorter = ["shorten the prompt"] if room < num_prompt_tokens else []

@@ -31,6 +31,7 @@ class PeerShares:
     A peer that is alone may take everything. While another peer has a session, or was recently refused for lack of
     room, a peer may open no session beyond half of the sessions or half of the pages, except that each may have one
     session of any size that fits. Running sessions are not ended for this: answers take seconds, so room is soon free.
+    But an answer may grow for minutes: while another peer waits, no session grows if its peer then holds over half.
     A peer is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
     """
 
@@ -59,6 +60,20 @@ class PeerShares:
         if own and is_over_half and (len(own) < len(held) or self._others_wait(client, now_s)):
             raise PeerRefused(
                 f"other peers are waiting, and your {len(own)} {self._what} already use the share of one peer",
+                remedy="ask another server, or later",
+                retry_after_s=RETRY_AFTER_S,
+            )
+
+    def check_growth(self, client: str, num_more: int, held: Collection[Held], *, now_s: float) -> None:
+        """Check that a sequence of the client, which is among those `held`, may get `num_more` pages. Does not check
+        for free room.
+
+        Raises PeerRefused.
+        """
+        wanted = num_more + sum(sequence.num_pages for sequence in held if sequence.client == client)
+        if 2 * wanted > self._num_pages and self._others_wait(client, now_s):
+            raise PeerRefused(
+                f"other peers are waiting, and your {self._what} use more than half of the cache",
                 remedy="ask another server, or later",
                 retry_after_s=RETRY_AFTER_S,
             )

@@ -34,6 +34,10 @@ class ScriptedToken:
     top: Sequence[ScriptedLikely] = ()
     is_prompt: bool = False
 
+    @property
+    def is_drawn(self) -> bool:
+        return not self.is_prompt
+
 
 class Hang:
     """Marks where the script stops for ever."""

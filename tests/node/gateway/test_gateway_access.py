@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import openai as api
 import pytest
-from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
+from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import KeyRing
@@ -107,6 +108,33 @@ def test_echo_without_an_answer_reserves_no_tokens() -> None:
 
     script = [ScriptedToken("hi", "length", is_prompt=True)]
     converse(ScriptedClient(script=script), conversation, GatewayOptions(rates=Rates(tokens_per_min=120)))
+
+
+def test_answer_without_a_limit_reserves_some_tokens_and_pays_for_others_as_they_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_limits, "RESERVED_TOKENS", 2)
+    client = ScriptedClient(script=[*[ScriptedToken("a")] * 50, Hang()])
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        async def left() -> int:
+            listed = await openai.models.with_raw_response.list()
+            return int(listed.headers["x-ratelimit-remaining-tokens"])
+
+        said = [{"role": "user", "content": "hi"}]
+        asked = openai.post("/chat/completions", body={"model": "tiny", "messages": said}, cast_to=object)
+        asking = asyncio.create_task(asked)
+        await client.reached.wait()
+        assert 70 <= await left() <= 72
+        asking.cancel()
+        await asyncio.wait([asking])
+        async with asyncio.timeout(60):
+            while client.num_open:
+                await asyncio.sleep(0.01)
+        # with 3 of the prompt
+        assert 67 <= await left() <= 70
+
+    converse(client, conversation, GatewayOptions(rates=Rates(tokens_per_min=120)))
 
 
 def test_failed_answer_frees_its_reserved_tokens() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 import torch
 from node.gateway.gateway_swarm import gateway_swarm
 from openai import AsyncOpenAI
-from openai.types import CompletionChoice
+from openai.types import CompletionChoice, CompletionUsage
 from openai.types.chat import ChatCompletion
 from support.leaks import no_leaks
 from swarm.serving.server.deployment import ServerOptions
@@ -63,6 +64,37 @@ def test_streamed_tokens_are_those_of_the_model_also_when_a_server_dies(checkpoi
             assert len(trace["replays"]) == 1
             assert trace["failover_ms"] > 0
             assert "".join(texts) == await asyncio.to_thread(demo_answer.complete_undisturbed, checkpoint, PROMPT, 40)
+
+    asyncio.run(main())
+
+
+def test_chat_without_a_limit_ends_where_the_context_ends_or_the_cache_is_full(checkpoint: Path) -> None:
+    """The cache of the second swarm holds less than the model's context."""
+
+    async def chat(kv_bytes: int) -> tuple[CompletionUsage, int]:
+        async with gateway_swarm(checkpoint, (0, 2), (2, 4), options=ServerOptions(kv_bytes=kv_bytes)) as swarm:
+            swarm.client._session = replace(swarm.client._session, patience_s=1.0)
+            before = swarm.num_free_tokens()
+            answer = await swarm.openai.chat.completions.create(
+                model="small",
+                messages=[{"role": "user", "content": PROMPT}],
+                temperature=0,
+                extra_body={"ignore_eos": True},
+            )
+            [choice] = answer.choices
+            assert choice.finish_reason == "length"
+            assert choice.message.content
+            assert answer.usage is not None
+            await _until(lambda: swarm.num_sessions() == 0)
+            assert swarm.num_free_tokens() == before
+            return answer.usage, min(before)
+
+    async def main() -> None:
+        usage, _ = await chat(2**22)
+        assert usage.total_tokens == 1024
+        usage, cache_tokens = await chat(KV_BYTES * 3 // 2)
+        assert 600 < cache_tokens < 1000
+        assert cache_tokens <= usage.total_tokens <= cache_tokens + 1
 
     asyncio.run(main())
 

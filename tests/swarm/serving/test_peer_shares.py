@@ -74,6 +74,20 @@ def test_shares_give_a_peer_half_of_the_pages_or_one_sequence_of_any_size_when_a
     server.open("a", 99)
 
 
+def test_shares_let_a_session_grow_beyond_half_of_the_pages_unless_another_peer_waits() -> None:
+    server = Server()
+    server.open("a", 40)
+    server.open("b", 10)
+    server.shares.check_growth("a", 50, server.held, now_s=server.now_s)
+    server.refuses("c", 60)
+    server.shares.check_growth("a", 10, server.held, now_s=server.now_s)
+    server.shares.check_growth("b", 40, server.held, now_s=server.now_s)
+    with pytest.raises(PeerRefused, match="other peers are waiting"):
+        server.shares.check_growth("a", 11, server.held, now_s=server.now_s)
+    server.now_s += WAIT_S
+    server.shares.check_growth("a", 11, server.held, now_s=server.now_s)
+
+
 def test_shares_admit_a_refused_peer_first_when_room_is_freed() -> None:
     server = Server()
     for _ in range(8):

@@ -8,6 +8,7 @@ import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import uvloop
@@ -94,6 +95,53 @@ def test_libp2p_answer_loses_no_token_when_a_server_is_killed(
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as first:
         first.run(asyncio.sleep(0))
     with no_leaks(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_libp2p_answer_that_has_grown_loses_no_token_when_a_server_is_killed(
+    llama_dir: Path, tmp_path: Path, local_tokens: Any, make_node_record: Any, tokenize: Any
+) -> None:
+    """The session has room for 16 tokens of the answer at first, and the server dies with 60 of them."""
+    num_tokens = 120
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            seed = await libp2p_node(tmp_path / "seed")
+            stack.push_async_callback(seed.close)
+            daemons: dict[str, int] = {}
+            for index, (start, end) in enumerate([(0, 3), (3, 6), (3, 6)]):
+                network = await libp2p_node(tmp_path / f"s{index}", peers=await seed.addrs())
+                stack.push_async_callback(network.close)
+                membership = await stack.enter_async_context(Membership(network))
+                membership.announce(make_node_record())
+                server = SpanServer(network, membership, llama_dir, name="tiny", start=start, end=end)
+                await server.start()
+                stack.push_async_callback(server.close)
+                daemons[network.peer_id] = network._host.daemon.pid
+            client = await stack.enter_async_context(
+                AsyncClient.connect(peers=await seed.addrs(), network_id=seed.network_id)
+            )
+
+            async def all_known() -> bool:
+                return any(model.num_servers == 3 for model in await client.models())
+
+            await eventually(all_known)
+            generation = client.generate(model="tiny", prompt=PROMPT, ignore_eos=True)
+            tokens = []
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 60:
+                    os.kill(daemons[generation.trace()["hops"][1]["peer_id"]], signal.SIGKILL)
+            context = await client.context_tokens("tiny")
+            assert len(tokens) == context - generation.num_prompt_tokens
+            assert tokens[:num_tokens] == local_tokens(llama_dir, tokenize(PROMPT), num_tokens)
+            assert len(generation.trace()["replays"]) == 1
+
+    with (
+        patch("swarm.serving.session.session_messages.GROWTH_TOKENS", 16),
+        no_leaks(),
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         runner.run(main())
 
 

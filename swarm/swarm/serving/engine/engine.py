@@ -147,10 +147,17 @@ class Engine:
         self._thread.shutdown(wait=wait, cancel_futures=True)
 
     def open(
-        self, *, client: str, start: int, end: int, max_tokens: int, page_keys: Sequence[bytes] = ()
+        self,
+        *,
+        client: str,
+        start: int,
+        end: int,
+        max_tokens: int,
+        grow_to: int = 0,
+        page_keys: Sequence[bytes] = (),
     ) -> EngineSequence:
-        """Open a sequence with room for `max_tokens` on blocks [start, end). It begins with the pages of `page_keys`
-        that are still cached. The caller must close it.
+        """Open a sequence with room for `max_tokens` on blocks [start, end), which may grow to `grow_to` while there is
+        room. It begins with the pages of `page_keys` that are still cached. The caller must close it.
 
         Raises PeerRefused, with `retry_after_s` if a retry may succeed, and PeerViolation.
         """
@@ -158,16 +165,17 @@ class Engine:
             raise _over()
         if not self.span.start <= start < end <= self.span.end:
             raise PeerRefused(f"this server has blocks {self.span.start}:{self.span.end}", remedy="look up its record")
-        if max_tokens > self.span.context_tokens:
+        most = max(max_tokens, grow_to)
+        if most > self.span.context_tokens:
             raise PeerRefused(
-                f"a session of {max_tokens} tokens is over the model's context of {self.span.context_tokens}",
+                f"a session of {most} tokens is over the model's context of {self.span.context_tokens}",
                 remedy="ask for fewer tokens",
             )
         if max_tokens <= 0 or any(len(key) != KEY_BYTES for key in page_keys):
             raise PeerViolation(f"a session of {max_tokens} tokens, or an invalid page key")
         names = PageNames(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
         page_table = self._admit(client, -(-max_tokens // PAGE_TOKENS), names)
-        sequence = EngineSequence(self, client, (start, end), max_tokens, page_table, names)
+        sequence = EngineSequence(self, client, (start, end), most, page_table, names)
         self._sequences[sequence] = None
         return sequence
 
@@ -180,6 +188,19 @@ class Engine:
         if page_table is None:
             raise self._shares.refused(client, num_pages, self._sequences, now_s=now_s)
         return page_table
+
+    def extend(self, sequence: EngineSequence, num_pages: int) -> None:
+        """Reserve pages for a sequence that needs `num_pages` in all. Raises PeerRefused if it may not have more, or
+        none are free."""
+        num_more = num_pages - sequence.num_pages
+        if num_more <= 0:
+            return
+        client, now_s = sequence.client, asyncio.get_running_loop().time()
+        self._shares.check_growth(client, num_more, self._sequences, now_s=now_s)
+        if not self.pages.extend(sequence.page_table, num_pages):
+            self._evict_idle(client, num_more, now_s)
+            if not self.pages.extend(sequence.page_table, num_pages):
+                raise self._shares.refused(client, num_more, self._sequences, now_s=now_s)
 
     def _reserve(self, num_pages: int, names: PageNames) -> PageTable | None:
         if len(self._sequences) >= self._shares.max_sequences:

@@ -1,8 +1,9 @@
 """Allocates the pages of the KV pool: reservations, shared pages, pages kept for prefixes, and their names.
 
-A sequence reserves all pages that it may need, and gets them one by one, so it cannot run out of room. A page kept for
-a prefix is given up only when a new page is needed. Once a page is registered under a key, it has the content that the
-key names, and is never written again. `peer_shares.PeerShares` decides how peers share the pages.
+A sequence reserves pages when it opens, and gets them one by one. One that grows beyond them reserves more, as long as
+some are free. A page kept for a prefix is given up only when a new page is needed. Once a page is registered under a
+key, it has the content that the key names, and is never written again. `peer_shares.PeerShares` decides how peers share
+the pages.
 
 Bookkeeping only: `KVPool` has the memory. No clock and no tasks; used in the engine's loop.
 """
@@ -97,6 +98,16 @@ class PageAllocator:
             self._kept.pop(page, None)
         self._num_promised += num_promised
         return PageTable(pages=shared, num_shared=len(shared), num_promised=num_promised)
+
+    def extend(self, page_table: PageTable, num_pages: int) -> bool:
+        """Reserve more pages for the table, up to `num_pages` in all. Return False, and change nothing, if there is not
+        enough room."""
+        num_more = max(0, num_pages - page_table.num_pages)
+        if num_more > self.num_free:
+            return False
+        page_table.num_promised += num_more
+        self._num_promised += num_more
+        return True
 
     def grow(self, page_table: PageTable, num_pages: int) -> None:
         """Give the table writable pages, up to `num_pages` in all, from its reservation."""

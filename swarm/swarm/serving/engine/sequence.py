@@ -1,4 +1,5 @@
-"""One session's sequence on one server: the pages reserved for it, and the one step that it may have running.
+"""One session's sequence on one server: the pages reserved for it, which may become more, and the one step that it may
+have running.
 
 `page_allocator` allocates the pages, `scheduler` orders the steps, and `compute` runs them. Used in the engine's loop.
 """
@@ -141,12 +142,14 @@ class EngineSequence:
         With `pick`, the next token is picked as well. Only one step may run at a time. Cancellation removes the step
         from the queue. If some of its rows have run, it also closes the sequence, whose content is then unknown.
 
-        Raises PeerViolation for invalid rows, SessionError if they cannot be computed, or the error that ended the
+        Raises PeerViolation for invalid rows, PeerRefused if the sequence must grow for them and there is no room,
+        SessionError if they cannot be computed, or the error that ended the
         sequence.
         """
         self._check_open()
         assert self.is_idle, "a sequence does one thing at a time"
         tokens = self._check_step(x, pick)
+        self._engine.extend(self, -(-(self.length + x.shape[0]) // PAGE_TOKENS))
         loop = asyncio.get_running_loop()
         step = SequenceStep(
             client=self.client,
@@ -232,14 +235,16 @@ class EngineSequence:
     async def adopt(self, length: int, pieces: AsyncIterable[bytes]) -> None:
         """Take over `length` positions that another server exported. Only before the first step.
 
-        Raises PeerViolation for an impossible length, IntegrityError for content that is damaged, of another size or of
-        another layout. The sequence is then empty again. Adopted pages are not shared with other sequences.
+        Raises PeerViolation for an impossible length, PeerRefused without room for it, IntegrityError for content that
+        is damaged, of another size or of another layout. The sequence is then empty again. Adopted pages are not shared
+        with other sequences.
         """
         if not 0 <= length <= self.max_tokens:
-            raise PeerViolation(f"{length} positions of a session that reserved {self.max_tokens}")
+            raise PeerViolation(f"{length} positions of a session of at most {self.max_tokens}")
         self.rewind(0)
         self._names.stop()
         num_pages = -(-length // PAGE_TOKENS)
+        self._engine.extend(self, num_pages)
         self._engine.pages.grow(self.page_table, num_pages)
         self._num_moving += 1
         try:
@@ -292,7 +297,7 @@ class EngineSequence:
             raise PeerViolation(f"block {self.blocks[0]} takes rows of {span.hidden_size} numbers")
         if not num_rows or self.length + num_rows > self.max_tokens:
             raise PeerViolation(
-                f"{num_rows} rows at position {self.length} of a session that reserved {self.max_tokens} positions"
+                f"{num_rows} rows at position {self.length} of a session of at most {self.max_tokens} positions"
             )
         if pick is not None and self.blocks[1] != span.num_blocks:
             raise PeerViolation("a token can only be picked after the last block")

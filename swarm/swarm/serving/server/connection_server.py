@@ -244,6 +244,7 @@ class ConnectionServer:
             start=wanted.start,
             end=wanted.end,
             max_tokens=wanted.max_tokens,
+            grow_to=wanted.grow_to,
             page_keys=() if wanted.take_over else wanted.page_keys,
         )
         try:

@@ -189,7 +189,9 @@ class SessionInbox:
         if num_rows > self._max_step_tokens:
             raise PeerViolation(f"a step of {num_rows} tokens, and this server takes {self._max_step_tokens}")
         if position + num_rows > self._sequence.max_tokens:
-            raise PeerViolation(f"{position + num_rows} tokens, and the session reserved {self._sequence.max_tokens}")
+            raise PeerViolation(
+                f"{position + num_rows} tokens, and the session has at most {self._sequence.max_tokens}"
+            )
         is_last = self._sequence.blocks[1] == span.num_blocks
         if is_last and want == "all" and 4 * num_rows * span.vocab_size > limits.MAX_MESSAGE_BYTES // 2:
             raise PeerViolation(f"the logits of {num_rows} tokens are too large for one message")

@@ -101,6 +101,9 @@ def _overlap(text: str, stop: str) -> int:
 
 FinishReason = Literal["stop", "length"]
 
+NO_TOKEN = -1
+"""The `token_id` of the end of an answer for which no server has room any more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LikelyToken:
@@ -118,8 +121,8 @@ class Token:
 
     If probabilities were asked for, `data` are the token's bytes, `logprob` is its log probability, and `top` has the
     likeliest tokens. An end token has none of them, since it is no part of the answer, except if the prompt is echoed.
-    With `is_prompt` it is a token of an echoed prompt, the last of which has the prompt's text; the first one has no
-    log probability.
+    The last one may be no token, but NO_TOKEN. With `is_prompt` it is a token of an echoed prompt, the last of which
+    has the prompt's text; the first one has no log probability.
     """
 
     text: str
@@ -129,6 +132,11 @@ class Token:
     data: bytes = b""
     top: tuple[LikelyToken, ...] = ()
     is_prompt: bool = False
+
+    @property
+    def is_drawn(self) -> bool:
+        """Return whether this is a token of the answer."""
+        return not self.is_prompt and self.token_id != NO_TOKEN
 
 
 class TokenSource(Protocol):
@@ -150,7 +158,8 @@ async def generate(
     num_logprobs: int | None = None,
     scores_end: bool = False,
 ) -> AsyncGenerator[Token, None]:
-    """Yield at most `max_tokens` tokens, the last one with its finish reason. A session must be open.
+    """Yield at most `max_tokens` tokens, the last one with its finish reason. A session must be open. If it cannot grow
+    any more, NO_TOKEN follows the last one.
 
     With `scores_end`, an end token has its log probability, too.
     """
@@ -176,6 +185,9 @@ async def generate(
                 yield await _token(assets, picked, text + stops.flush(), reason, is_end=has_ended and not scores_end)
                 return
             yield await _token(assets, picked, text, None, is_end=False)
+    text = stops.push(await detokenizer.flush())
+    reason = "stop" if stops.has_stopped else "length"
+    yield Token(text=text + stops.flush(), token_id=NO_TOKEN, finish_reason=reason)
 
 
 def end_ids(assets: ModelAssets, sampling: Sampling) -> frozenset[int]:

@@ -91,6 +91,12 @@ class Pipeline:
         return self.buffers[0].length
 
     @property
+    def num_bytes(self) -> int:
+        """The number of bytes of the rows that are kept for replays, with those of early reports."""
+        reported = {stage.end: stage.reported for stage in self.stages}
+        return sum(max(each.length, reported.get(at, 0)) * each.row_bytes for at, each in self.buffers.items())
+
+    @property
     def is_asked(self) -> bool:
         return self.request.answered < self.length
 

@@ -76,7 +76,7 @@ class LocalSpans(Protocol):
 
 
 class RouteFinder:
-    """Finds chains for one session with room for `max_tokens`, and gives up `patience_s` after a server was lost.
+    """Finds chains for one session, and gives up `patience_s` after a server was lost.
 
     The `local_spans` come before and after the servers that are found for the blocks between them.
     """
@@ -86,30 +86,31 @@ class RouteFinder:
         known: KnownServers,
         health: PeerHealth,
         *,
-        max_tokens: int,
         salt: str,
         patience_s: float,
         local_spans: LocalSpans | None,
     ) -> None:
         self._known = known
         self._health = health
-        self._max_tokens = max_tokens
         self._salt = salt
         self._patience_s = patience_s
         self._local = local_spans.hops if local_spans is not None else ()
         self._began_s: float | None = None
 
-    async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
-        """Return the cheapest chain over `[start, end)`. `between` are the peers before and after it, "" for none.
+    async def find(
+        self, start: int, end: int, between: tuple[str, str], *, max_tokens: int, since_s: float | None
+    ) -> list[Hop]:
+        """Return the cheapest chain over `[start, end)` with room for `max_tokens`. `between` are the peers before and
+        after it, "" for none.
 
         The search ends `patience_s` after `since_s`, or after two tries if that is None. Servers to avoid are used if
         there are no others, until `patience_s` after `since_s`, or after the session's first search if that is None.
         Raises NoChain.
         """
         own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
-        if any(hop.peer_id in self._health.full(self._max_tokens) for hop in own):
+        if any(hop.peer_id in self._health.full(max_tokens) for hop in own):
             raise NoChain(
-                f"this process has no room for another session of {self._max_tokens} tokens on its own blocks",
+                f"this process has no room for another session of {max_tokens} tokens on its own blocks",
                 remedy="try again in a moment, or ask for fewer tokens",
                 missing=((start, end),),
             )
@@ -118,17 +119,19 @@ class RouteFinder:
             start, end = max(start, first.end), min(end, last.start)
             before, after = ("" if peer_id in {first.peer_id, last.peer_id} else peer_id for peer_id in between)
             between = before, after
-        servers = await self._find_servers(start, end, between, since_s) if start < end else []
+        servers = await self._find_servers(start, end, between, max_tokens, since_s) if start < end else []
         return sorted([*own, *servers], key=lambda hop: hop.start)
 
-    async def _find_servers(self, start: int, end: int, between: tuple[str, str], since_s: float | None) -> list[Hop]:
+    async def _find_servers(
+        self, start: int, end: int, between: tuple[str, str], max_tokens: int, since_s: float | None
+    ) -> list[Hop]:
         clock = asyncio.get_running_loop().time
         self._began_s = clock() if self._began_s is None else self._began_s
         give_up_at_s = 0.0 if since_s is None else since_s + self._patience_s
         insist_until_s = self._began_s + self._patience_s if since_s is None else give_up_at_s
         looked_up = False
         while True:
-            context = self._health.routing_context(self._known.servers, self._max_tokens, self._salt, between=between)
+            context = self._health.routing_context(self._known.servers, max_tokens, self._salt, between=between)
             if clock() >= insist_until_s:
                 context = replace(context, barred=set(context.avoid) - self._health.unproven)
             try:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from swarm_protocol.errors import ConfigError, PeerViolation, SessionError, SwarmError
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerViolation, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
 from swarm_protocol.sampler import Sampler
@@ -69,10 +69,22 @@ MAX_STEP_BYTES = 2 * 2**20
 total."""
 
 
+OLD_SERVER_RETRY_S = 0.5
+"""Seconds until a server whose sequences do not grow is asked for a larger one: less would only be a busy wait."""
+
+LATE_TOKENS = 64
+"""Number of tokens that a server may have run and not reported when it ends a sequence."""
+
+
+class ReplayMemoryFull(ConfigError):
+    """The rows that a session keeps to survive failures would take more memory than is allowed."""
+
+
 class Session:
     """One session, to be used as a context manager, by one task at a time. Leaving it frees the chain.
 
-    `servers` are those known so far. The first request opens the chain; the servers may know its tokens already. A
+    It has at most `max_tokens`. Servers reserve room for GROWTH_TOKENS of the answer, and more as it grows. `servers`
+    are those known so far. The first request opens the chain; the servers may know its tokens already. A
     request raises NoChain if blocks are missing, or were lost and no server took them over in time. It raises
     ConfigError if replays would need too much memory, PeerError if the servers cannot be looked up, and SessionError if
     server after server fails or the client is closed. After any of these, and after a cancelled request, only leaving
@@ -109,7 +121,6 @@ class Session:
         self._finder = RouteFinder(
             KnownServers(membership, servers, model),
             state.health,
-            max_tokens=max_tokens,
             salt=trace.session_id,
             patience_s=options.patience_s,
             local_spans=local_spans,
@@ -171,13 +182,20 @@ class Session:
         self, tokens: Sequence[int], draw: TokenDraw, num_tokens: int
     ) -> AsyncGenerator[SampledToken, None]:
         """Append tokens, and yield the `num_tokens` that the servers draw after them, each at the index after the
-        previous one.
+        previous one. There are fewer if no server has room for more.
 
         Servers do not wait for the caller. Unless all tokens were taken, only leaving the session is valid.
         """
         yield await self.next_token(tokens, draw, ahead=num_tokens - 1)
         for _ in range(num_tokens - 1):
-            yield await self._next_answer()
+            try:
+                token = await self._next_answer()
+            except SwarmError as error:
+                if not _lacks_room(error):
+                    raise
+                logger.info("an answer ends after %d tokens: %s", len(self._messages.drawn), error)
+                return
+            yield token
 
     async def _next_answer(self) -> SampledToken:
         """Return the next answered token. Raises NoChain, ConfigError, PeerError, SessionError."""
@@ -231,7 +249,7 @@ class Session:
             case FindServers():
                 self._start(self._find(action), name="find servers")
             case AvoidPeer():
-                self._health.blame(action, self._messages.max_tokens)
+                self._health.blame(action, self._messages.room_tokens)
             case ForgetRows(peers):
                 self._messages.forget()
                 for peer_id in peers:
@@ -357,6 +375,8 @@ class Session:
                 report = self._messages.check_result(stage, message)
                 self._trace.codec_error = max(self._trace.codec_error, message.codec_error)
                 actions = self._state.on_report(stage, report, now_s)
+                if self._state.pipeline.num_bytes > self._max_replay_bytes:
+                    return self._state.give_up(self._memory_full(self._state.pipeline.num_bytes), now_s)
                 self._health.worked(stage.peer_id)
                 return actions
             case LinkAck():
@@ -365,7 +385,7 @@ class Session:
                 self._health.worked(stage.peer_id)
                 return self._state.on_opened(stage, message, now_s)
             case SequenceEnded():
-                error = message.error(stage.peer_id)
+                error = self._reason(stage, message)
                 if isinstance(error, ConfigError) and self._messages.has_grammar:
                     error.field = "grammar"  # the server's error does not name the field
                     return self._state.give_up(error, now_s)  # no server can use the grammar
@@ -376,12 +396,25 @@ class Session:
                 return self._state.on_lost(stage, lost, FailureCause.SILENT, now_s)
         raise PeerViolation(f"a server does not send {type(message).__name__} to a client")
 
+    def _reason(self, stage: Stage, ended: SequenceEnded) -> SwarmError:
+        """Return the error of a sequence that has ended. Raises PeerViolation if it is malformed."""
+        error = ended.error(stage.peer_id)
+        length, room_tokens = self._state.pipeline.length, stage.room_tokens
+        must_grow = room_tokens < self._messages.max_tokens and length > room_tokens - LATE_TOKENS
+        if must_grow and isinstance(error, PeerViolation):
+            # it ignores `grow_to`, and takes the session's next tokens for a violation
+            what = "the server's version does not let a session grow"
+            return PeerRefused(what, peer_id=stage.peer_id, retry_after_s=OLD_SERVER_RETRY_S)
+        return error
+
     async def _find(self, find: FindServers) -> None:
         repair = find.repair
         try:
             since_s = repair.begun_s if repair.is_patient else None
             between = self._state.peers_beside(repair)
-            chain = await self._finder.find(repair.start, repair.end, between, since_s=since_s)
+            chain = await self._finder.find(
+                repair.start, repair.end, between, max_tokens=self._messages.room_tokens, since_s=since_s
+            )
             self._check_memory({hop.start for hop in chain})
         except SwarmError as error:
             self._carry_out(self._state.on_not_found(repair, error, self._loop.time()))
@@ -395,14 +428,18 @@ class Session:
             self._carry_out(self._state.on_found(repair, new, self._loop.time()))
 
     def _check_memory(self, starts: set[int]) -> None:
-        """Check the memory for the inputs of spans that begin at `starts`. Raises ConfigError if it is too much."""
+        """Check the memory for the inputs of spans that begin at `starts`. Raises ReplayMemoryFull if it is too
+        much."""
         boundaries = starts | self._state.pipeline.buffers.keys()
-        num_bytes = self._messages.max_tokens * sum(self._messages.row_bytes(block) for block in boundaries)
+        num_bytes = self._messages.room_tokens * sum(self._messages.row_bytes(block) for block in boundaries)
         if num_bytes > self._max_replay_bytes:
-            raise ConfigError(
-                f"surviving a failure would take {num_bytes} bytes here, and {self._max_replay_bytes} are allowed",
-                remedy="ask for fewer tokens or allow more memory",
-            )
+            raise self._memory_full(num_bytes)
+
+    def _memory_full(self, num_bytes: int) -> ReplayMemoryFull:
+        return ReplayMemoryFull(
+            f"surviving a failure would take {num_bytes} bytes here, and {self._max_replay_bytes} are allowed",
+            remedy="ask for fewer tokens or allow more memory",
+        )
 
     def _set_timer(self) -> None:
         due_s = self._state.next_due_s()
@@ -417,3 +454,9 @@ class Session:
     def _tick(self) -> None:
         self._timer, self._timer_s = None, math.inf
         self._react(partial(self._state.tick, self._loop.time()))
+
+
+def _lacks_room(error: SwarmError) -> bool:
+    """Return whether the session could not grow: its servers had no room for the time being, nor had others."""
+    cause = error.__cause__
+    return isinstance(error, ReplayMemoryFull) or (isinstance(cause, PeerRefused) and cause.retry_after_s > 0)

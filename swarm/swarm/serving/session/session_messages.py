@@ -33,9 +33,13 @@ from swarm.serving.session.session_actions import Feed, GrantHandover, OpenStage
 from swarm.serving.session.stage import Stage, StepReport
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
 
+GROWTH_TOKENS = 512
+"""Number of further tokens for which a sequence has room when it is opened. Most answers are shorter, and one session
+of a model's whole context would fill the cache of a server."""
+
 
 class SessionMessages:
-    """Builds and reads the frames of one session.
+    """Builds and reads the frames of one session of up to `max_tokens`.
 
     `prefixes` has rows of earlier sessions; `sampler` is for the last server. `draw` says how the request's first token
     is drawn. `drawn` are the tokens drawn so far. With a `text_key` servers get only activations: they do not learn how
@@ -59,6 +63,7 @@ class SessionMessages:
         self.max_tokens = max_tokens
         self.model = model
         self._prefixes = prefixes
+        self._num_tokens = 0
         self._session_id = session_id
         self._hides_text = bool(text_key)
         self.codec = codec
@@ -71,8 +76,14 @@ class SessionMessages:
     def has_grammar(self) -> bool:
         return self.sampler is not None and self.sampler.grammar is not None
 
+    @property
+    def room_tokens(self) -> int:
+        """The number of tokens for which a new sequence gets room at once: those so far, and GROWTH_TOKENS more."""
+        return min(self.max_tokens, self._num_tokens + GROWTH_TOKENS)
+
     def append_tokens(self, tokens: Sequence[int]) -> bytes:
         """Record the session's next tokens, and return them as rows."""
+        self._num_tokens += len(tokens)
         for known, chain in zip(self._keys, self._chains, strict=True):
             known.extend(chain.extend(tokens))
         return np.asarray(tokens, dtype="<i4").tobytes()
@@ -98,6 +109,7 @@ class SessionMessages:
 
     def open(self, action: OpenStage) -> OpenSequence:
         stage, taken_over = action.stage, action.taken_over
+        stage.room_tokens = self.room_tokens
         num_pages = 0 if taken_over else stage.max_length // PAGE_TOKENS
         return OpenSequence(
             sequence_id=stage.sequence_id,
@@ -105,7 +117,8 @@ class SessionMessages:
             revision=self.model.revision,
             start=stage.start,
             end=stage.end,
-            max_tokens=self.max_tokens,
+            max_tokens=stage.room_tokens,
+            grow_to=self.max_tokens,
             codec=self.codec,
             page_keys=tuple(self._keys[stage.start > 0][:num_pages]),
             previous=_ref(stage.link.neighbours.upstream),

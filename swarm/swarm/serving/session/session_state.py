@@ -315,7 +315,9 @@ class SessionState:
             message = f"{what}: {error.message} ({blocks})"
             if repair is not None and self._are_unreachable:
                 message = f"{blocks} are not available: none of their servers can be reached"
-            self._fail(SessionError(message, remedy="try again in a moment"))
+            failure = SessionError(message, remedy="try again in a moment")
+            failure.__cause__ = error if repair is None else repair.error
+            self._fail(failure)
 
     def _doubt_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
         """Run all positions again if bad rows explain the stage's failure: the stage is local, or it is the second

@@ -39,6 +39,21 @@ def test_reserve_gives_exactly_the_pages_that_it_promised() -> None:
     assert sorted(first.pages + second.pages) == [0, 1, 2, 3]
 
 
+def test_extend_reserves_more_pages_as_long_as_some_are_free() -> None:
+    allocator = PageAllocator(4)
+    first, second = reserved(allocator, 1), reserved(allocator, 1)
+    assert allocator.extend(first, 3)
+    assert (first.num_pages, allocator.num_free) == (3, 0)
+    assert allocator.extend(first, 2), "it has them already"
+    assert not allocator.extend(second, 2)
+    assert (second.num_pages, allocator.num_free) == (1, 0)
+    allocator.grow(first, 3)
+    allocator.release(first)
+    assert allocator.extend(second, 4)
+    allocator.release(second)
+    assert allocator.num_free == 4
+
+
 def test_num_touched_counts_each_page_once_when_it_is_held_again() -> None:
     allocator = PageAllocator(4)
     first = reserved(allocator, 3)
@@ -175,6 +190,13 @@ class Pages(RuleBasedStateMachine):
     def shrink(self, page_table: PageTable, num_pages: int) -> None:
         if page_table in self.held and self.pages.shrink(page_table, num_pages):
             del self.held[page_table][num_pages:]
+
+    @rule(page_table=holdings, num_pages=st.integers(0, 8))
+    def extend(self, page_table: PageTable, num_pages: int) -> None:
+        before, num_free = page_table.num_pages, self.pages.num_free
+        has_room = num_pages - before <= num_free
+        assert self.pages.extend(page_table, num_pages) == has_room
+        assert page_table.num_pages == (max(before, num_pages) if has_room else before)
 
     @rule(page_table=consumes(holdings))
     def release(self, page_table: PageTable) -> None:

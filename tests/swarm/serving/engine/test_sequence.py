@@ -17,6 +17,8 @@ from support.arithmetic_span import (
     VOCAB,
     Sums,
     alone,
+    answer,
+    generate,
     ids,
     prompt_of,
     with_engine,
@@ -84,6 +86,55 @@ def test_engine_ends_the_longest_idle_sequences_when_others_need_room() -> None:
             await young.step(ids(1), Want.NOTHING)
         for sequence in (old, young, new, *rest):
             sequence.close()
+
+    with_engine(work)
+
+
+def test_sequence_grows_while_pages_are_free_and_no_further_than_it_asked() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=PAGE_TOKENS, grow_to=4 * PAGE_TOKENS)
+        assert engine.free_tokens == (NUM_PAGES - 1) * PAGE_TOKENS
+        assert await generate(sequence, [1, 2], 3 * PAGE_TOKENS) == answer([1, 2], 3 * PAGE_TOKENS)
+        assert engine.free_tokens == (NUM_PAGES - 4) * PAGE_TOKENS
+        with pytest.raises(PeerViolation, match="at most 64 positions"):
+            await sequence.step(ids(*range(PAGE_TOKENS)), Want.NOTHING)
+        sequence.close()
+
+    with_engine(work)
+
+
+def test_sequence_that_finds_no_page_is_refused_and_may_try_again() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=PAGE_TOKENS, grow_to=4 * PAGE_TOKENS)
+        await sequence.step(ids(*[1] * PAGE_TOKENS), Want.NOTHING)
+        other = engine.open(client="b", start=0, end=4, max_tokens=(NUM_PAGES - 1) * PAGE_TOKENS)
+        with pytest.raises(PeerRefused, match="1 more pages of cache are asked for than are free") as refused:
+            await sequence.step(ids(1), Want.NOTHING)
+        assert refused.value.retry_after_s > 0
+        # the other one may be ended only once it is idle for long
+        await asyncio.sleep(15)
+        await sequence.step(ids(1), Want.NOTHING)
+        assert isinstance(other.end_error, PeerRefused)
+        sequence.close()
+        assert engine.free_tokens == NUM_PAGES * PAGE_TOKENS
+
+    with_engine(work)
+
+
+def test_sequence_over_half_of_the_pages_grows_no_more_while_another_peer_waits() -> None:
+    """Without that, one answer that grows would keep all others out for as long as it takes."""
+
+    async def work(engine: Engine, span: Sums) -> None:
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=PAGE_TOKENS, grow_to=NUM_PAGES * PAGE_TOKENS)
+        half = NUM_PAGES // 2
+        for _ in range(half + 1):
+            await sequence.step(ids(*[1] * PAGE_TOKENS), Want.NOTHING)
+        with pytest.raises(PeerRefused, match="the server is full"):
+            engine.open(client="b", start=0, end=4, max_tokens=half * PAGE_TOKENS)
+        with pytest.raises(PeerRefused, match="other peers are waiting"):
+            await sequence.step(ids(1), Want.NOTHING)
+        sequence.close()
+        engine.open(client="b", start=0, end=4, max_tokens=half * PAGE_TOKENS).close()
 
     with_engine(work)
 

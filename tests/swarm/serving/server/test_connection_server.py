@@ -186,7 +186,7 @@ WRONG_TOKENS: dict[str, tuple[dict[str, Any], str]] = {
     "negative": ({"rows": token_rows(-1)}, "vocabulary"),
     "hidden states": ({"rows": hidden_rows(torch.zeros(1, COLUMNS))}, "not token ids"),
     "too long": ({"rows": token_rows(*[1] * (MAX_STEP_TOKENS + 1))}, "this server takes"),
-    "too much": ({"position": 2, "rows": token_rows(*[1] * 15)}, "the session reserved 16"),
+    "too much": ({"position": 2, "rows": token_rows(*[1] * 15)}, "the session has at most 16"),
 }
 WRONG_HIDDEN: dict[str, tuple[dict[str, Any], str]] = {
     "not finite": ({"rows": NAN_ROWS}, "finite"),

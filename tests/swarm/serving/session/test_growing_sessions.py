@@ -1,0 +1,254 @@
+"""Answers that outgrow the room that their session got at first have the same tokens, and a full cache ends one by
+`length`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from swarm.client import SamplingParams
+from swarm.router.routing import NoChain
+from swarm.serving.checking.spot_checks import SpotCheckOptions
+from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.page_allocator import PageTable
+from swarm.serving.server.span_server import SpanServer
+from swarm.serving.session.client_state import SessionOptions
+from swarm.serving.session.session_messages import GROWTH_TOKENS
+from swarm.testing import virtual_time
+from swarm_protocol.limits import PAGE_TOKENS
+from swarm_protocol.sampler import Grammar
+
+HALVES = [(0, 3), (3, 6)]
+NUM_TOKENS = 100
+STEERED = SamplingParams(
+    grammar=Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){20,}/"),
+    temperature=1.0,
+    seed=11,
+    presence_penalty=0.5,
+    repetition_penalty=1.2,
+    num_logprobs=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def grows() -> Iterator[None]:
+    """Sessions get room for one page of their answer at first."""
+    with patch("swarm.serving.session.session_messages.GROWTH_TOKENS", PAGE_TOKENS):
+        yield
+
+
+def slow_step(function: Any) -> float:
+    return 0.01
+
+
+def full(server: SpanServer) -> PageTable:
+    """Take all free pages of a server's cache. `PageAllocator.release` frees them."""
+    pages = server.deployed.engine.pages
+    table = pages.reserve(pages.num_free)
+    assert table is not None
+    return table
+
+
+async def answer(generation: Any) -> tuple[list[int], str | None]:
+    tokens = [token async for token in generation]
+    return [token.token_id for token in tokens if token.is_drawn], tokens[-1].finish_reason
+
+
+@pytest.mark.parametrize("spans", [[(0, 6)], HALVES, [(0, 2), (2, 4), (4, 6)]], ids=["one", "two", "three"])
+def test_answer_that_grows_is_that_of_one_machine(boxes: Any, llama_dir: Path, spans: Any) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, spans) as box:
+            generation = box.generate(NUM_TOKENS, ignore_eos=True)
+            most, drawn = 0, list[int]()
+            async for token in generation:
+                drawn.append(token.token_id)
+                engines = [server.deployed.engine for server in box.servers.values()]
+                most = max(most, *(engine.pool.num_pages - engine.pages.num_free for engine in engines))
+                if len(drawn) == 1:
+                    assert most <= 1 + -(-(generation.num_prompt_tokens + 2 * PAGE_TOKENS) // PAGE_TOKENS)
+            assert drawn == box.expected(NUM_TOKENS)
+            assert generation.trace()["replays"] == []
+            assert most * PAGE_TOKENS >= generation.num_prompt_tokens + NUM_TOKENS - 1
+            await box.all_freed()
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+@pytest.mark.parametrize("victim", [None, 0, 1])
+def test_steered_answer_that_grows_is_the_same_also_if_a_server_dies(
+    boxes: Any, llama_dir: Path, victim: int | None
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES * 2) as box:
+            with patch("swarm.serving.session.session_messages.GROWTH_TOKENS", GROWTH_TOKENS):
+                whole = [token async for token in box.generate(NUM_TOKENS, sampling=STEERED)]
+            generation, tokens = box.generate(NUM_TOKENS, sampling=STEERED), list[Any]()
+            async for token in generation:
+                tokens.append(token)
+                if victim is not None and len(tokens) == 60:
+                    box.internet.crash(generation.trace()["hops"][victim]["peer_id"])
+            assert [token.token_id for token in tokens] == [token.token_id for token in whole]
+            assert [token.text for token in tokens] == [token.text for token in whole]
+            assert [token.logprob for token in tokens] == pytest.approx([token.logprob for token in whole], abs=1e-4)
+            assert len(generation.trace()["replays"]) == (victim is not None)
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_answer_without_a_limit_ends_where_the_context_ends(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            generation = box.generate(None, ignore_eos=True)
+            drawn, reason = await answer(generation)
+            context = await box.client.context_tokens("tiny")
+            assert len(drawn) == context - generation.num_prompt_tokens
+            assert (drawn[:NUM_TOKENS], reason) == (box.expected(NUM_TOKENS), "length")
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_answer_goes_on_where_another_server_has_room(boxes: Any, llama_dir: Path, index: int) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES * 2) as box:
+            generation, drawn = box.generate(NUM_TOKENS, ignore_eos=True), list[int]()
+            async for token in generation:
+                drawn.append(token.token_id)
+                if len(drawn) == 50:
+                    full_peer = generation.trace()["hops"][index]["peer_id"]
+                    full(box.servers[full_peer])
+            assert drawn == box.expected(NUM_TOKENS)
+            (replay,) = generation.trace()["replays"]
+            assert replay["lost_peer"] == full_peer
+            assert "more pages of cache are asked for than are free" in replay["reason"]
+            assert replay["failover_ms"] < 1000
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_answer_that_has_grown_moves_with_its_cache_from_a_server_that_leaves(
+    boxes: Any, llama_dir: Path, index: int
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES * 2) as box, asyncio.TaskGroup() as tasks:
+            generation, drawn = box.generate(NUM_TOKENS, ignore_eos=True), list[int]()
+            async for token in generation:
+                drawn.append(token.token_id)
+                if len(drawn) == 50:
+                    tasks.create_task(box.servers[generation.trace()["hops"][index]["peer_id"]].drain())
+            assert drawn == box.expected(NUM_TOKENS)
+            (replay,) = generation.trace()["replays"]
+            assert replay["was_handed_over"]
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_answer_waits_for_room_and_goes_on(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box, asyncio.TaskGroup() as tasks:
+            generation, drawn = box.generate(NUM_TOKENS, ignore_eos=True), list[int]()
+
+            async def free(server: SpanServer, table: PageTable) -> None:
+                await asyncio.sleep(7)
+                server.deployed.engine.pages.release(table)
+                server.announcer.changed()
+
+            async for token in generation:
+                drawn.append(token.token_id)
+                if len(drawn) == 50:
+                    server = next(iter(box.servers.values()))
+                    tasks.create_task(free(server, full(server)))
+            assert drawn == box.expected(NUM_TOKENS)
+            (replay,) = generation.trace()["replays"]
+            assert 5000 < replay["failover_ms"] < 15000
+            await box.all_freed()
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_answer_for_which_no_server_gets_room_ends_by_length(boxes: Any, llama_dir: Path, index: int) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            clock = asyncio.get_running_loop().time
+            generation, tokens, since_s = box.generate(NUM_TOKENS, ignore_eos=True), list[Any](), 0.0
+            async for token in generation:
+                tokens.append(token)
+                if len(tokens) == 50:
+                    server = list(box.servers.values())[index]
+                    table = full(server)
+                if tokens[-1].is_drawn:
+                    since_s = clock()
+            *drawn, last = tokens
+            assert [token.token_id for token in drawn] == box.expected(NUM_TOKENS)[: len(drawn)]
+            assert 50 <= len(drawn) < NUM_TOKENS
+            assert (last.finish_reason, last.is_drawn) == ("length", False)
+            assert clock() - since_s < SessionOptions().patience_s + 2
+            assert "".join(token.text for token in tokens) == await box.client.decode(
+                [token.token_id for token in drawn], model="tiny"
+            )
+            assert generation.trace()["num_tokens"] == len(drawn)
+            # at the beginning of an answer, it is an error, as ever
+            rest = full(server)
+            with pytest.raises(NoChain, match="cache room"):
+                await box.tokens(NUM_TOKENS)
+            for taken in (table, rest):
+                server.deployed.engine.pages.release(taken)
+            await box.all_freed()
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_server_that_does_not_know_of_growth_gets_another_session(boxes: Any, llama_dir: Path, index: int) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            engine = list(box.servers.values())[index].deployed.engine
+
+            def open_as_before(**asked: Any) -> Any:
+                return Engine.open(engine, **{**asked, "grow_to": 0})
+
+            with patch.object(engine, "open", open_as_before):
+                generation = box.generate(NUM_TOKENS, ignore_eos=True)
+                assert await answer(generation) == (box.expected(NUM_TOKENS), "length")
+            replays = generation.trace()["replays"]
+            assert {replay["reason"] for replay in replays} == {"the server's version does not let a session grow"}
+            # each gets room for a page and what its last page has
+            assert 4 <= len(replays) <= NUM_TOKENS / PAGE_TOKENS
+            assert max(replay["failover_ms"] for replay in replays) < 2000
+            # others are not kept from it
+            assert not box.client._state.health.avoid
+            assert await box.tokens() == box.expected()
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_answer_ends_by_length_where_the_client_may_keep_no_more_rows(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES, session=SessionOptions(max_replay_bytes=12_000)) as box:
+            drawn, reason = await answer(box.generate(None, ignore_eos=True))
+            assert (drawn, reason) == (box.expected(NUM_TOKENS)[: len(drawn)], "length")
+            assert 2 * PAGE_TOKENS < len(drawn) < NUM_TOKENS
+            await box.all_freed()
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_answer_that_grew_is_checked_and_passes(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        checks = SpotCheckOptions(share=1.0)
+        async with boxes(llama_dir, HALVES * 2, checks=checks) as box:
+            generation = box.generate(NUM_TOKENS, ignore_eos=True)
+            assert (await answer(generation))[0] == box.expected(NUM_TOKENS)
+            async with asyncio.timeout(60):
+                while len(generation.trace()["checks"]) < len(HALVES):
+                    await asyncio.sleep(0.1)
+            assert [check["result"] for check in generation.trace()["checks"]] == ["passed"] * len(HALVES)
+
+    virtual_time.run(scenario(), compute_s=slow_step)

@@ -260,7 +260,7 @@ COMMANDS = (
             "MODEL": "The model's name, or NAME@REVISION if several revisions are served.",
             "--system TEXT": "System message: instructions for the model.",
             "--temperature T": "Sampling temperature, from 0 (always the likeliest token) to 2 (default: 0.7).",
-            "--max-tokens N": "Maximum tokens of an answer (default: 512).",
+            "--max-tokens N": "Maximum tokens of an answer (default: it ends by itself).",
         },
     ),
     Command(

@@ -393,6 +393,26 @@ def test_sequence_continues_when_it_moves_to_another_engine() -> None:
     with_engine(work)
 
 
+def test_sequence_that_adopts_more_than_its_first_room_grows() -> None:
+    """The old server has run further since the client asked for room at the new one."""
+
+    async def work(engine: Engine, span: Sums) -> None:
+        old = engine.open(client="a", start=0, end=4, max_tokens=3 * PAGE_TOKENS)
+        await old.step(ids(*prompt_of(3 * PAGE_TOKENS)), Want.NOTHING)
+        moved = [piece async for piece in old.export(0, 4)]
+        new, late = (engine.open(client="a", start=0, end=4, max_tokens=1, grow_to=99) for _ in range(2))
+        await new.adopt(3 * PAGE_TOKENS, pieces_of(*moved))
+        assert (new.length, new.num_pages) == (3 * PAGE_TOKENS, 3)
+        rest = engine.open(client="a", start=0, end=4, max_tokens=engine.free_tokens)
+        with pytest.raises(PeerRefused, match="more pages of cache"):
+            await late.adopt(3 * PAGE_TOKENS, pieces_of(*moved))
+        for sequence in (old, new, late, rest):
+            sequence.close()
+        assert engine.free_tokens == NUM_PAGES * PAGE_TOKENS
+
+    with_engine(work)
+
+
 def test_sequence_begins_earlier_when_it_adopted_more_rows_than_the_client_knows() -> None:
     """The client may not have received the last rows that its old server computed."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from swarm_protocol import limits, proto
 from swarm_protocol.version import PROTOCOL_VERSION
 
-DIGEST = (6, "33a4b42b2163181a")
+DIGEST = (6, "40583fab1ad8329d")
 """The protocol's version, and the digest of its messages and limits."""
 
 CHANGED = """a message or a limit was changed. Nodes of the last release lack the change and will run beside this one.

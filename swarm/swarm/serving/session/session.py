@@ -69,13 +69,6 @@ MAX_STEP_BYTES = 2 * 2**20
 total."""
 
 
-OLD_SERVER_RETRY_S = 0.5
-"""Seconds until a server whose sequences do not grow is asked for a larger one: less would only be a busy wait."""
-
-LATE_TOKENS = 64
-"""Number of tokens that a server may have run and not reported when it ends a sequence."""
-
-
 class ReplayMemoryFull(ConfigError):
     """The rows that a session keeps to survive failures would take more memory than is allowed."""
 
@@ -385,7 +378,7 @@ class Session:
                 self._health.worked(stage.peer_id)
                 return self._state.on_opened(stage, message, now_s)
             case SequenceEnded():
-                error = self._reason(stage, message)
+                error = message.error(stage.peer_id)
                 if isinstance(error, ConfigError) and self._messages.has_grammar:
                     error.field = "grammar"  # the server's error does not name the field
                     return self._state.give_up(error, now_s)  # no server can use the grammar
@@ -395,17 +388,6 @@ class Session:
             case ConnectionLost(lost):
                 return self._state.on_lost(stage, lost, FailureCause.SILENT, now_s)
         raise PeerViolation(f"a server does not send {type(message).__name__} to a client")
-
-    def _reason(self, stage: Stage, ended: SequenceEnded) -> SwarmError:
-        """Return the error of a sequence that has ended. Raises PeerViolation if it is malformed."""
-        error = ended.error(stage.peer_id)
-        length, room_tokens = self._state.pipeline.length, stage.room_tokens
-        must_grow = room_tokens < self._messages.max_tokens and length > room_tokens - LATE_TOKENS
-        if must_grow and isinstance(error, PeerViolation):
-            # it ignores `grow_to`, and takes the session's next tokens for a violation
-            what = "the server's version does not let a session grow"
-            return PeerRefused(what, peer_id=stage.peer_id, retry_after_s=OLD_SERVER_RETRY_S)
-        return error
 
     async def _find(self, find: FindServers) -> None:
         repair = find.repair

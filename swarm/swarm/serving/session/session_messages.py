@@ -109,7 +109,6 @@ class SessionMessages:
 
     def open(self, action: OpenStage) -> OpenSequence:
         stage, taken_over = action.stage, action.taken_over
-        stage.room_tokens = self.room_tokens
         num_pages = 0 if taken_over else stage.max_length // PAGE_TOKENS
         return OpenSequence(
             sequence_id=stage.sequence_id,
@@ -117,7 +116,7 @@ class SessionMessages:
             revision=self.model.revision,
             start=stage.start,
             end=stage.end,
-            max_tokens=stage.room_tokens,
+            max_tokens=self.room_tokens,
             grow_to=self.max_tokens,
             codec=self.codec,
             page_keys=tuple(self._keys[stage.start > 0][:num_pages]),

@@ -152,12 +152,12 @@ class Deadline:
 class Stage:
     """Blocks `[start, end)` on one server.
 
-    The server was asked for room for `room_tokens`. Up to `max_length` positions may be there already; `opened` is its
-    answer about that. `early` are reports of positions whose tokens the client does not know yet. From `replace_from_s`
-    on, another server is sought; it is infinity for a server that does not leave. Other servers had run the positions
-    before `replays_until`, and delivered the outputs before `outputs_from`. If `is_taken_over`, another server computed
-    the first keys and values. `takes_from` is the latest position at which its inputs can begin. `dtype` is the one
-    that its record announces. If `is_local`, this process runs it.
+    Up to `max_length` positions may be on the server already; `opened` is its answer about that. `early` are reports of
+    positions whose tokens the client does not know yet. From `replace_from_s` on, another server is sought; it is
+    infinity for a server that does not leave. Other servers had run the positions before `replays_until`, and delivered
+    the outputs before `outputs_from`. If `is_taken_over`, another server computed the first keys and values.
+    `takes_from` is the latest position at which its inputs can begin. `dtype` is the one that its record announces. If
+    `is_local`, this process runs it.
     """
 
     peer_id: str
@@ -167,7 +167,6 @@ class Stage:
     timer: StepTimer
     row_bytes: int
     trace: HopTrace
-    room_tokens: int = 0
     max_length: int = 0
     opened: SequenceReady | None = None
     num_run: int = 0

@@ -13,7 +13,6 @@ import pytest
 from swarm.client import SamplingParams
 from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import SpotCheckOptions
-from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.page_allocator import PageTable
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.session.client_state import SessionOptions
@@ -201,30 +200,6 @@ def test_answer_for_which_no_server_gets_room_ends_by_length(boxes: Any, llama_d
             for taken in (table, rest):
                 server.deployed.engine.pages.release(taken)
             await box.all_freed()
-
-    virtual_time.run(scenario(), compute_s=slow_step)
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_server_that_does_not_know_of_growth_gets_another_session(boxes: Any, llama_dir: Path, index: int) -> None:
-    async def scenario() -> None:
-        async with boxes(llama_dir, HALVES) as box:
-            engine = list(box.servers.values())[index].deployed.engine
-
-            def open_as_before(**asked: Any) -> Any:
-                return Engine.open(engine, **{**asked, "grow_to": 0})
-
-            with patch.object(engine, "open", open_as_before):
-                generation = box.generate(NUM_TOKENS, ignore_eos=True)
-                assert await answer(generation) == (box.expected(NUM_TOKENS), "length")
-            replays = generation.trace()["replays"]
-            assert {replay["reason"] for replay in replays} == {"the server's version does not let a session grow"}
-            # each gets room for a page and what its last page has
-            assert 4 <= len(replays) <= NUM_TOKENS / PAGE_TOKENS
-            assert max(replay["failover_ms"] for replay in replays) < 2000
-            # others are not kept from it
-            assert not box.client._state.health.avoid
-            assert await box.tokens() == box.expected()
 
     virtual_time.run(scenario(), compute_s=slow_step)
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pytest
-from swarm.network import network_entry
+from swarm.network import identity_check
 from swarm.network.multiaddr import PeerAddr
 from swarm.network.paths.dial_policy import DialPolicy
 
@@ -22,14 +22,14 @@ def identities_are_free() -> Iterator[None]:
         return None
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network_entry, "check_identity_is_free", is_free)
+        patch.setattr(identity_check, "check_identity_is_free", is_free)
         yield
 
 
 @pytest.fixture
 def copies_are_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each node that joins looks first whether another runs with its identity, as it does outside tests."""
-    monkeypatch.setattr(network_entry, "check_identity_is_free", SEARCH)
+    monkeypatch.setattr(identity_check, "check_identity_is_free", SEARCH)
 
 
-SEARCH = network_entry.check_identity_is_free
+SEARCH = identity_check.check_identity_is_free

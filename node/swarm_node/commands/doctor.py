@@ -1,8 +1,8 @@
 """`swarm-node doctor`: checks this machine for what keeps nodes from working. Exit code 1 if a check fails.
 
-Each check is one function, and each finding has a remedy. Checks read and try things, and leave nothing behind. The
-network is checked from a temporary host with a temporary identity, so that the doctor can run beside a daemon. Imports
-torch.
+Each check is one function, and each finding that is not ok has a remedy. Checks read and try things, and leave nothing
+behind. The network is checked from a temporary host with a temporary identity, so that the doctor can run beside a
+daemon. Imports torch.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import asyncio
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
@@ -29,6 +30,7 @@ from swarm.network.libp2p.p2pd_process import listen_failure, p2pd_path
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback
+from swarm.network.network_entry import ClockError
 from swarm_protocol import limits
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
@@ -50,8 +52,26 @@ _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 LISTEN_S = 2.0
 """Seconds to listen for local peers. They answer at once, or within a second after they answered another node."""
 
+LIBRARIES = {"torch": (2, 8), "transformers": (5, 0), "hivemind": (1, 1, 12), "grpcio": (1, 70), "protobuf": (7, 35)}
+"""The lower bounds of pyproject.toml, for machines where other versions were installed."""
+
+LOW_DISK_BYTES = 5 * 2**30  # a small model and a few of its checkpoints
+NO_DISK_BYTES = 200 * 2**20
+RELEASED_AT = 1_760_000_000  # October 2025: an earlier time is before this software was written, so the clock is wrong
+BINARY_TIMEOUT_S = 10.0
+VISITOR_NAME = "doctor"
 
 Result = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The result of one check. `remedy` is empty if the result is ok."""
+
+    check: str
+    result: Result
+    message: str
+    remedy: str = ""
 
 
 def run(flags: Flags) -> int:
@@ -71,7 +91,7 @@ def run(flags: Flags) -> int:
     return code
 
 
-def _findings(config: Config) -> Iterable[Finding]:
+def _findings(config: Config) -> Iterator[Finding]:
     with _leaving_no_home(Home(config.home)):
         for check in LOCAL_CHECKS:
             yield from check(config)
@@ -92,16 +112,7 @@ def _leaving_no_home(home: Home) -> Iterator[None]:
                 place.rmdir()
 
 
-LIBRARIES = {"torch": (2, 8), "transformers": (5, 0), "hivemind": (1, 1, 12), "grpcio": (1, 70), "protobuf": (7, 35)}
-"""The lower bounds of pyproject.toml, for machines where other versions were installed."""
-
-LOW_DISK_BYTES = 5 * 2**30  # a small model and a few of its checkpoints
-NO_DISK_BYTES = 200 * 2**20
-RELEASED_AT = 1_760_000_000  # October 2025: an earlier time is before this software was written, so the clock is wrong
-BINARY_TIMEOUT_S = 10.0
-
-
-def check_versions(_config: Config) -> Iterable[Finding]:
+def check_versions(_config: Config) -> list[Finding]:
     lacking = []
     for name, least in LIBRARIES.items():
         try:
@@ -119,7 +130,7 @@ def check_versions(_config: Config) -> Iterable[Finding]:
     return [Finding("versions", "ok", message)]
 
 
-def check_libp2p(_config: Config) -> Iterable[Finding]:
+def check_libp2p(_config: Config) -> list[Finding]:
     """Check that the libp2p daemon that comes with hivemind runs on this machine."""
     path = p2pd_path()
     try:
@@ -135,7 +146,7 @@ def check_libp2p(_config: Config) -> Iterable[Finding]:
     return [Finding("libp2p", "ok", f"{path} runs")]
 
 
-def check_home(config: Config) -> Iterable[Finding]:
+def check_home(config: Config) -> list[Finding]:
     home = Home(config.home)
     try:
         home.create()
@@ -147,7 +158,7 @@ def check_home(config: Config) -> Iterable[Finding]:
     return [Finding("home", "ok", f"{home.path} is writable, {peer_id}{running}")]
 
 
-def check_disk(config: Config) -> Iterable[Finding]:
+def check_disk(config: Config) -> list[Finding]:
     """Check the free space for the home, if it exists and is not read-only. `check_home` creates it for a while, or
     says why it cannot."""
     if not os.path.isdir(config.home):  # noqa: PTH112 (Path.is_dir raises where one may not look)
@@ -170,14 +181,14 @@ def check_clock() -> Finding:
     return Finding("clock", "ok", shown)
 
 
-def check_ports(config: Config) -> Iterable[Finding]:
+def check_ports(config: Config) -> list[Finding]:
     """Check that each address that the node would listen on is free."""
     if Home(config.home).owner() is not None:
         return [Finding("ports", "ok", "in use by this home's own daemon")]
     return [_port_finding(addr) for addr in config.listen]
 
 
-def check_gpu(_config: Config) -> Iterable[Finding]:
+def check_gpu(_config: Config) -> list[Finding]:
     if torch.cuda.is_available():
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         kind = "ROCm" if torch.version.hip else "CUDA"
@@ -204,10 +215,7 @@ def _port_finding(addr: str) -> Finding:
     return Finding("ports", "fail", message, "choose another address with --listen; port 0 takes any free port")
 
 
-NAMELESS = "doctor"
-
-
-async def check_network(config: Config) -> Iterable[Finding]:
+async def check_network(config: Config) -> list[Finding]:
     """Join with a temporary identity, and check peers, clock and reachability."""
     findings = [*await check_names(config), *await check_local_network(config)]
     clock = check_clock()
@@ -218,17 +226,14 @@ async def check_network(config: Config) -> Iterable[Finding]:
     try:
         async with visiting(
             config, listen=_usable(config), announce=config.announce, remembered=known, relay=config.relay
-        ) as (
-            network,
-            membership,
-        ):
+        ) as (network, membership):
             return [*findings, *await _look_around(config, network, membership, clock)]
+    except ClockError as error:
+        return [*findings, Finding("clock", "fail", error.message, error.remedy)]
     except SwarmError as error:
-        about = "clock" if "clock" in error.message else "seeds"
         # a user who names no peer may be about to start a network
-        result: Result = "fail" if config.peers or known or about == "clock" else "warn"
-        told = [] if about == "clock" else [clock]
-        return [*findings, *told, Finding(about, result, error.message, error.remedy)]
+        result: Result = "fail" if config.peers or known else "warn"
+        return [*findings, clock, Finding("seeds", result, error.message, error.remedy)]
 
 
 def _usable(config: Config) -> tuple[str, ...]:
@@ -239,8 +244,9 @@ def _usable(config: Config) -> tuple[str, ...]:
     is_running = Home(config.home).owner() is not None
     usable = []
     for addr in config.listen:
-        free = "/".join([*addr.split("/")[:4], "0", *addr.split("/")[5:]])
-        usable += [free if is_running or listen_failure(addr) else addr] if listen_failure(free) is None else []
+        free = re.sub(r"(?<=/tcp/)\d+", "0", addr)
+        if listen_failure(free) is None:
+            usable.append(free if is_running or listen_failure(addr) else addr)
     return tuple(usable) or LOOPBACK
 
 
@@ -253,16 +259,14 @@ def _way_in(network: Libp2pNetwork) -> str:
     return f"through {plural(len(entry.nearby), 'node')} of the local network"
 
 
-async def _look_around(
-    config: Config, network: Libp2pNetwork, membership: Membership, clock: Finding
-) -> Iterable[Finding]:
+async def _look_around(config: Config, network: Libp2pNetwork, membership: Membership, clock: Finding) -> list[Finding]:
     addrs = await network.addrs()
     membership.announce(
         NodeRecord(
-            name=NAMELESS,
+            name=VISITOR_NAME,
             version=software_version(),
             addrs=addrs[: limits.MAX_ADDRS],
-            device=NAMELESS,
+            device=VISITOR_NAME,
             memory_bytes=0,
             free_memory_bytes=0,
             reachability="unknown",
@@ -281,12 +285,10 @@ async def _look_around(
         listens=not all(map(is_loopback, config.listen)),
         is_symmetric=network.is_behind_symmetric_nat,
     )
-    reached = Finding(
-        check="reachability",
-        result="ok" if is_reached else "warn",
-        message=str(meaning) if is_reached else meaning.meaning,
-        remedy="" if is_reached else meaning.remedy,
-    )
+    if is_reached:
+        reached = Finding("reachability", "ok", str(meaning))
+    else:
+        reached = Finding("reachability", "warn", meaning.meaning, meaning.remedy)
     return [
         Finding(
             "seeds", "ok", f"joined {config.network_id}, which has {plural(num_nodes, 'node')}, {_way_in(network)}"
@@ -294,16 +296,6 @@ async def _look_around(
         replace(clock, message=f"{clock.message}, within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds' clocks"),
         reached,
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check. `remedy` is empty if the result is ok."""
-
-    check: str
-    result: Result
-    message: str
-    remedy: str = ""
 
 
 async def check_names(config: Config, lookup: Lookup | None = None) -> list[Finding]:

@@ -32,6 +32,7 @@ from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.local_discovery import LocalDiscovery, LocalPeers, local_addrs
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
+from swarm.network.identity_check import start_host
 from swarm.network.interface import SigningNetwork, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.greeting import Greeting
 from swarm.network.libp2p.host import Host
@@ -48,7 +49,6 @@ from swarm.network.network_entry import (
     hello_answer,
     join,
     method_prefix,
-    start_host,
 )
 from swarm.network.partition_watch import PartitionWatch
 from swarm.network.paths.dial_policy import DialPolicy

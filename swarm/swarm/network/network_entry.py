@@ -1,7 +1,7 @@
 """Enters a network: reaches given, remembered or local peers, and compares network, version and clock.
 
 `HELLO` is the one method whose name carries no network id, so that two peers that cannot work together can say why.
-`start_host` refuses an identity that another running node uses. `partition_watch` rejoins after a partition.
+`identity_check` looks for another node with this one's identity. `partition_watch` rejoins after a partition.
 """
 
 from __future__ import annotations
@@ -26,31 +26,24 @@ from swarm_protocol.errors import (
     StartError,
     SwarmError,
 )
-from swarm_protocol.network_invitation import NetworkInvitation
 from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello
 
-from swarm.network.dht.record_dht import RecordDht
-from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.greeting import HELLO as HELLO  # noqa: PLC0414 - exported
 from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of, off_by
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, dial_failure
-from swarm.network.libp2p.libp2p_options import Libp2pOptions
-from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
-from swarm.network.paths.dial_policy import DialPolicy
-from swarm.network.paths.dialler import DIRECT_S, ip4_first, judged
-from swarm.network.private.private_gate import PrivateGate
+from swarm.network.paths.dialler import DIRECT_S, ip4_first
 
 T = TypeVar("T")
 
 SEED_TIMEOUT_S = 5.0
 """Time-out of connecting to one seed, enough for a slow link across the world."""
 
-GRACE_S = 0.5
+LATE_ANSWERS_S = 0.5
 """Time for the other peers to answer once one has. Dead peers must not delay a node that is connected."""
 
 MAX_NEARBY_DIALS = 16
@@ -64,10 +57,9 @@ IP4_HEAD_START_S = 0.5
 
 logger = logging.getLogger(__name__)
 
-COPY_CHECK_S = 1.5
-"""Time to find another node with this node's identity. A live one answers in a few round trips."""
-NUM_COPY_DIALS = 8
-"""Remembered peers that are asked for another node with this identity, besides the given peers."""
+
+class ClockError(StartError):
+    """This machine's clock differs too much from those of the peers that it reached."""
 
 
 def method_prefix(network_id: str) -> str:
@@ -84,7 +76,7 @@ def hello_answer(network_id: str) -> UnaryAnswer:
 
 async def greet(host: Host, peer_id: str, network_id: str, *, addrs: Sequence[str] | None = None) -> Greeting:
     """Exchange hellos with a peer. Raises PeerUnreachable, PeerRefused (no Swarm node) or PeerViolation, and in a
-    private network what `Gate.greet` raises. `addrs` is as in `Host.call`."""
+    private network what `PrivateGate.greet` raises. `addrs` is as in `Host.call`."""
     if host.gate is not None:
         return await host.gate.greet(peer_id, addrs=addrs)
     before = time.time()
@@ -139,7 +131,7 @@ async def _dial(host: Host, peer_id: str, addrs: Sequence[str]) -> None:
     return await host.control.connect(peer_id, last)
 
 
-Attempts = dict[asyncio.Task[Greeting], PeerAddr | Contact]
+Dials = dict[asyncio.Task[Greeting], PeerAddr | Contact]
 Failures = Mapping[str, BaseException | None]
 """The failures to reach given peers, by address, or by name where the name led to no address."""
 
@@ -176,14 +168,13 @@ async def join(
 
     Without given and remembered peers and without `find_nearby`, this node starts alone. With `may_be_first` it also
     starts alone if remembered peers do not answer, and does not search for local peers. Raises ConfigError if a given
-    peer refuses and no other given peer accepts. Raises StartError if no peer was reached, or if this machine's clock
-    is wrong.
+    peer refuses and no other given peer accepts, StartError if no peer was reached, and ClockError.
     """
     if may_be_first:
         find_nearby = None
-    attempts = await _attempt(host, given.addrs, remembered, network_id, find_nearby)
-    greetings = {attempt: task.result() for task, attempt in attempts.items() if succeeded(task)}
-    failures: Failures = {**given.failures, **_failures(attempts)}
+    dials = await _dial_until_one_answers(host, given.addrs, remembered, network_id, find_nearby)
+    greetings = {target: task.result() for task, target in dials.items() if succeeded(task)}
+    failures: Failures = {**given.failures, **_failures(dials)}
     contacts = [each for each in greetings if isinstance(each, Contact)]
     entry = NetworkEntry(
         given=tuple(dict.fromkeys(each.peer_id for each in greetings if isinstance(each, PeerAddr))),
@@ -196,7 +187,7 @@ async def join(
         if failures or find_nearby or (remembered and not may_be_first):
             raise _unreachable_error(
                 failures,
-                _refusal_of_contact(attempts),
+                _refusal_of_contact(dials),
                 num_remembered=len(remembered),
                 was_sought_nearby=find_nearby is not None,
             )
@@ -213,43 +204,43 @@ async def _connect_given(host: Host, addr: PeerAddr, network_id: str, *, has_ip4
     return await connect(host, addr.peer_id, [addr.addr], network_id)
 
 
-async def _attempt(
+async def _dial_until_one_answers(
     host: Host,
     given: Sequence[PeerAddr],
     remembered: Sequence[Contact],
     network_id: str,
     find_nearby: FindNearby | None,
-) -> Attempts:
+) -> Dials:
     """Dial the given peers, then others until one has answered. Return all dials; dials that still run are
     cancelled."""
     by_ip4 = {addr.peer_id for addr in given if addr.addr.startswith("/ip4/")}
-    attempts: Attempts = {
+    dials: Dials = {
         asyncio.create_task(_connect_given(host, addr, network_id, has_ip4=addr.peer_id in by_ip4)): addr
         for addr in given
     }
 
     def is_over() -> bool:
-        return any(map(succeeded, attempts)) or bool(_refusals(_failures(attempts)))
+        return any(map(succeeded, dials)) or bool(_refusals(_failures(dials)))
 
     async def dial(contacts: Sequence[Contact]) -> None:
         for contact in contacts:
-            attempts[asyncio.create_task(connect(host, contact.peer_id, contact.addrs, network_id))] = contact
-        await first_success(set(attempts))
+            dials[asyncio.create_task(connect(host, contact.peer_id, contact.addrs, network_id))] = contact
+        await first_success(set(dials))
 
     try:
-        await first_success(set(attempts), timeout_s=HEAD_START_S if remembered else None)
+        await first_success(set(dials), timeout_s=HEAD_START_S if remembered else None)
         if not is_over():
             await dial(remembered)
         if find_nearby is not None and not is_over():
             await dial((await find_nearby())[:MAX_NEARBY_DIALS])
-        if attempts:
-            await asyncio.wait(attempts, timeout=GRACE_S)
-        return dict(attempts)
+        if dials:
+            await asyncio.wait(dials, timeout=LATE_ANSWERS_S)
+        return dict(dials)
     finally:
-        for task in attempts:
+        for task in dials:
             task.cancel()
-        if attempts:
-            await asyncio.wait(attempts)
+        if dials:
+            await asyncio.wait(dials)
 
 
 async def first_success(tasks: set[asyncio.Task[T]], *, timeout_s: float | None = None) -> None:
@@ -269,13 +260,13 @@ def succeeded(task: asyncio.Task[T]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
-def _failures(attempts: Attempts) -> Failures:
+def _failures(dials: Dials) -> Failures:
     """Return the failures of dials to given peers, without dials that were cancelled. Remembered and local peers are
     left out, since they may be gone for good."""
     return {
-        str(attempt): task.exception()
-        for task, attempt in attempts.items()
-        if isinstance(attempt, PeerAddr) and task.done() and not task.cancelled() and not succeeded(task)
+        str(target): task.exception()
+        for task, target in dials.items()
+        if isinstance(target, PeerAddr) and task.done() and not task.cancelled() and not succeeded(task)
     }
 
 
@@ -283,9 +274,9 @@ def _refusals(failures: Failures) -> list[PeerRefused]:
     return [failure for failure in failures.values() if isinstance(failure, PeerRefused)]
 
 
-def _refusal_of_contact(attempts: Attempts) -> PeerRefused | None:
+def _refusal_of_contact(dials: Dials) -> PeerRefused | None:
     """Return why a remembered or local peer refused this node, if one answered: after an update all of them may."""
-    ended = (task for task, peer in attempts.items() if isinstance(peer, Contact) and task.done())
+    ended = (task for task, target in dials.items() if isinstance(target, Contact) and task.done())
     failures = (task.exception() for task in ended if not task.cancelled())
     return next((failure for failure in failures if isinstance(failure, PeerRefused)), None)
 
@@ -328,101 +319,7 @@ def _check_clock(skews_s: Sequence[float]) -> None:
     if abs(skew_s) <= limits.MAX_CLOCK_SKEW_S:
         return
     peers = "peer that" if len(skews_s) == 1 else f"{len(skews_s)} peers that"
-    raise StartError(
+    raise ClockError(
         f"this machine's clock is {off_by(skew_s)} that of the {peers} it reached",
         remedy="set the clock, for example by turning on network time",
     )
-
-
-async def start_host(options: Libp2pOptions, given: GivenPeers, policy: DialPolicy) -> Host:
-    """Start this node's host, unless another running node has its identity. The check runs during the start, before
-    this node connects to any peer. Raises StartError."""
-    peer_id = given.own_peer_id
-    daemon_options = options.for_daemon()
-    asked: tuple[PeerAddr | Contact, ...] = (*given.addrs, *options.remembered[:NUM_COPY_DIALS])
-    if not asked:
-        return await Host.start(daemon_options)
-    if options.invitation is not None and options.invitation.terms.is_bound:
-        return await Host.start(daemon_options)  # the network admits no anonymous host that could ask
-    checking = check_identity_is_free(asked, peer_id, options.network_id, policy, options.invitation)
-    check = asyncio.create_task(checking)
-    host: Host | None = None
-    try:
-        host = await Host.start(daemon_options)
-        await check
-    except BaseException:
-        check.cancel()
-        await asyncio.wait((check,))
-        if host is not None:
-            await host.stop()
-        raise
-    return host
-
-
-async def check_identity_is_free(
-    addrs: Sequence[PeerAddr | Contact],
-    peer_id: str,
-    network_id: str,
-    policy: DialPolicy,
-    invitation: NetworkInvitation | None = None,
-) -> None:
-    """Raises StartError if a running node has the identity `peer_id`.
-
-    A temporary anonymous host asks the network behind `addrs` for the peer id, dials it and greets it. libp2p keeps a
-    connection only if the other side proves that it holds the key. So a peer that answers is another node with this
-    identity, since this node does not answer yet. If no address of `addrs` was reached, or nothing was found in time,
-    the identity counts as free. (`OwnRecords` detects another node later by its records.)
-    """
-    host = await Host.start(DaemonOptions())
-    host.connect = judged(host.control.connect, policy)
-    unary = asyncio.create_task(host.unary.run())
-    try:
-        async with asyncio.timeout(COPY_CHECK_S):
-            answer = hello_answer(network_id)
-            if invitation is not None:
-                host.gate = gate = PrivateGate(host, invitation)
-                answer = gate.answer
-            await host.serve(HELLO, answer)  # relays carry no peer that does not answer a greeting
-            reached = await _reach_any(host, addrs)
-            if not reached or not await _is_there(host, reached, peer_id, network_id):
-                return
-    except TimeoutError:
-        return
-    finally:
-        try:
-            await host.stop()
-        finally:
-            await unary
-    raise StartError(
-        f"the identity {peer_id} is in use by another running node",
-        remedy="stop that node, or give this one its own identity (another home folder)",
-    )
-
-
-async def _reach_any(host: Host, addrs: Sequence[PeerAddr | Contact]) -> list[str]:
-    dials = {
-        asyncio.create_task(
-            host.control.connect(each.peer_id, [each.addr] if isinstance(each, PeerAddr) else each.addrs)
-        ): each.peer_id
-        for each in addrs
-    }
-    try:
-        await first_success(set(dials))
-        return [peer_id for dial, peer_id in dials.items() if succeeded(dial)]
-    finally:
-        for dial in dials:
-            dial.cancel()
-        await asyncio.wait(dials)
-
-
-async def _is_there(host: Host, reached: Sequence[str], peer_id: str, network_id: str) -> bool:
-    asking = RecordDht(host, method_prefix(network_id) + "dht/", RecordValidator(network_id, time.time))
-    await asyncio.gather(*(asking.ping(each) for each in reached))
-    async for addrs in asking.find_addrs(peer_id):
-        try:
-            await host.connect(peer_id, addrs)
-            await greet(host, peer_id, network_id)
-        except (*CONTROL_FAILURES, PeerError):
-            continue
-        return True
-    return False

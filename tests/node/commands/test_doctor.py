@@ -13,6 +13,7 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 from swarm.network.libp2p.greeting import off_by
+from swarm.network.network_entry import ClockError
 from swarm_node import cli
 from swarm_node.commands import doctor
 from swarm_node.commands.doctor import Finding
@@ -115,7 +116,7 @@ def test_clock_has_one_verdict_which_is_that_of_the_seeds(tmp_path: Path, monkey
     skew_s = [0.0]
 
     def visiting(_config: Config, **_more: object) -> NoReturn:
-        raise StartError(f"this machine's clock is {off_by(skew_s[0])} that of the peer that it reached")
+        raise ClockError(f"this machine's clock is {off_by(skew_s[0])} that of the peer that it reached")
 
     monkeypatch.setattr(doctor, "visiting", visiting)
     peers = (f"/ip4/127.0.0.1/tcp/1/p2p/{Identity(bytes(32)).peer_id}",)
@@ -123,6 +124,21 @@ def test_clock_has_one_verdict_which_is_that_of_the_seeds(tmp_path: Path, monkey
         found = asyncio.run(doctor.check_network(config(tmp_path, peers=peers, mdns=False)))
         assert [(each.check, each.result) for each in found] == [("clock", "fail")]
         assert told in found[0].message
+
+
+def test_seed_that_is_down_is_not_a_finding_about_the_clock_even_if_its_name_has_this_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def visiting(_config: Config, **_more: object) -> NoReturn:
+        raise StartError("none of the given peers could be reached: clock.example.org: no answer", remedy="another")
+
+    monkeypatch.setattr(doctor, "visiting", visiting)
+    monkeypatch.setattr("time.time", lambda: 0.0)
+    peers = (f"/ip4/127.0.0.1/tcp/1/p2p/{Identity(bytes(32)).peer_id}",)
+    clock, seeds = asyncio.run(doctor.check_network(config(tmp_path, peers=peers, mdns=False)))
+    assert (clock.check, clock.result) == ("clock", "fail"), "its verdict needs no seed"
+    assert (seeds.check, seeds.result) == ("seeds", "fail")
+    assert "clock.example.org" in seeds.message
 
 
 def test_check_disk_says_nothing_of_a_read_only_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

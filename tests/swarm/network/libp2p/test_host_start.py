@@ -18,13 +18,14 @@ import pytest
 from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
 from swarm.network import network_entry
+from swarm.network.identity_check import check_identity_is_free
 from swarm.network.libp2p import p2pd_process
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.multiaddr import parse_peer_addr
-from swarm.network.network_entry import NetworkEntry, check_identity_is_free
+from swarm.network.network_entry import ClockError, NetworkEntry
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, StartError, SwarmError
@@ -162,8 +163,8 @@ def test_start_in_another_network_is_refused_by_name(
             ConfigError,
             f"speaks protocol {PROTOCOL_VERSION + 1}",
         ),
-        (Hello(network_id="test", software_version="9"), 3600, StartError, "clock is 60 min behind"),
-        (Hello(network_id="test", software_version="9"), -3600, StartError, "clock is 60 min ahead"),
+        (Hello(network_id="test", software_version="9"), 3600, ClockError, "clock is 60 min behind"),
+        (Hello(network_id="test", software_version="9"), -3600, ClockError, "clock is 60 min ahead"),
         (None, 0, ConfigError, "no Swarm node that answers strangers: check .* --invite"),
     ],
     ids=["version", "clock behind", "clock ahead", "no Swarm node"],

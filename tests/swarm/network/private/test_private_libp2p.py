@@ -21,6 +21,7 @@ import uvloop
 from support.network_worlds import eventually
 from support.private_networks import DAY_S, Owner, private_node
 from swarm.network import libp2p_network
+from swarm.network.identity_check import start_host
 from swarm.network.interface import NotServed, Stream
 from swarm.network.libp2p.daemon_control import ControlError, read_delimited
 from swarm.network.libp2p.greeting import HELLO
@@ -29,7 +30,6 @@ from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.multiaddr import PeerAddr, parse_peer_addr
-from swarm.network.network_entry import start_host
 from swarm.network.private import private_gate
 from swarm.network.relay.circuit_messages import (
     HOP,

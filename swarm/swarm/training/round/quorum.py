@@ -1,7 +1,8 @@
 """Counts votes: how many members must agree on a state, what they lock, and what differing votes prove.
 
-An outcome needs the votes of two thirds of its group, rounded up, and of enough members of the state before
-(`Succession`), twice: prepare votes make a lock, commit votes a certificate. Any two sets of members that are enough
+An outcome needs the votes of two thirds of its group's deciding members, rounded up, and of enough members of the
+state before (`Succession`), twice: prepare votes make a lock, commit votes a certificate. The deciding members are
+those that are not on probation, or all if all are (`Group.deciding`). Any two sets of members that are enough
 for one state share a member. Two sets of two thirds share an honest one if fewer than a third lie. A member casts one
 vote of each kind in an attempt. A member that holds a lock says so when it reports to a later attempt, whose group then
 finishes the locked outcome before any other. So an outcome stays decided, even if nobody saw the decision. The page

@@ -103,7 +103,7 @@ class ModelServing:
             self._node.membership,
             source.directory,
             name=self._name,
-            options=replace(options, bring=self._reporting(source.fetch_blocks)),
+            options=replace(options, fetch_blocks=self._reporting(source.fetch_blocks)),
             on_choice=self._chosen,
             on_decision=self._decided,
         )

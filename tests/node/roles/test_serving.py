@@ -30,10 +30,10 @@ def test_serving_reports_its_blocks_before_it_loads_them(numbered: bool, monkeyp
         server.record.num_blocks, server.record.revision = 32, "ab"
 
         async def start() -> None:
-            await asyncio.to_thread(options.bring, 15, 16)  # the time of a measurement
-            decision = PlacementDecision(start=12, end=20, reason="as told")
+            await asyncio.to_thread(options.fetch_blocks, 15, 16)  # the time of a measurement
+            decision = PlacementDecision(start=12, end=20, reason="its blocks were given")
             on_choice(decision)
-            await asyncio.to_thread(options.bring, 12, 20)
+            await asyncio.to_thread(options.fetch_blocks, 12, 20)
             on_decision(decision)
             on_decision(PlacementDecision(start=0, end=8, reason="it moved"))
             asyncio.get_running_loop().call_later(0.01, node.work_end.request, "done")
@@ -44,7 +44,7 @@ def test_serving_reports_its_blocks_before_it_loads_them(numbered: bool, monkeyp
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
     asyncio.run(ModelServing(node, Path("tiny"), "tiny", numbered=numbered).until_leaving())
     steps = [
-        "[1/4] takes: blocks 12:20 of tiny: as told",
+        "[1/4] takes: blocks 12:20 of tiny: its blocks were given",
         "[2/4] weights: everything is here already",
         "[3/4] warm-up: 8 blocks are loaded and measured",
         "[4/4] serving: open for sessions",
@@ -52,7 +52,7 @@ def test_serving_reports_its_blocks_before_it_loads_them(numbered: bool, monkeyp
     assert err.getvalue().splitlines() == [
         "finding and loading blocks of tiny",
         *(steps if numbered else []),
-        "● serving blocks 12:20 of tiny: as told",
+        "● serving blocks 12:20 of tiny: its blocks were given",
         "● serving blocks 0:8 of tiny: it moved",
         "SERVING blocks 12:20 of 32, 0 tok/s",
     ]
@@ -71,7 +71,7 @@ def test_serving_goes_on_while_the_server_moves_and_has_no_record(monkeypatch: p
         server.record.num_blocks, server.record.revision = 32, "ab"
 
         async def start() -> None:
-            on_decision(PlacementDecision(start=12, end=20, reason="as told"))
+            on_decision(PlacementDecision(start=12, end=20, reason="its blocks were given"))
             del server.record
             asyncio.get_running_loop().call_later(0.01, node.work_end.request, "done")
 

@@ -152,7 +152,7 @@ def test_serving_a_model_of_a_hub_reports_its_blocks_and_the_download(
 
     def scene(options: VolunteerOptions, directory: Path) -> None:
         assert options.server.dtype == "int8"
-        options.bring(1, 3)
+        options.fetch_blocks(1, 3)
         assert load_span(open_model(directory), 1, 3).end == 3
 
     serve(monkeypatch, node, scene)
@@ -173,7 +173,7 @@ def test_serving_that_is_left_while_it_downloads_ends_without_an_error(
     def scene(options: VolunteerOptions, _directory: Path) -> None:
         node.work_end.request("Ctrl-C")
         with pytest.raises(SessionError, match="the node leaves") as caught:
-            options.bring(0, NUM_BLOCKS)
+            options.fetch_blocks(0, NUM_BLOCKS)
         given_up.append(caught)
         raise caught.value
 

@@ -163,10 +163,10 @@ def test_volunteer_downloads_the_blocks_that_it_measures_and_those_that_it_serve
             def bring(start: int, end: int) -> None:
                 brought.append((start, end))
 
-            place = await town(stack, llama_dir, 1, max_blocks=2, bring=bring)
+            place = await town(stack, llama_dir, 1, max_blocks=2, fetch_blocks=bring)
             decision = await place.placers[0].start()
             assert brought == [(3, 4), (decision.start, decision.end)]
-            told = await place.add(span=(2, 4), bring=bring)
+            told = await place.add(span=(2, 4), fetch_blocks=bring)
             await told.start()
             assert brought[2:] == [(2, 4)]
 
@@ -179,7 +179,7 @@ def test_volunteer_leaves_nothing_behind_when_its_blocks_cannot_be_downloaded(ll
 
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
-            place = await town(stack, llama_dir, 1, span=(2, 4), bring=bring)
+            place = await town(stack, llama_dir, 1, span=(2, 4), fetch_blocks=bring)
             with pytest.raises(ConfigError, match="the hub is away"):
                 await place.placers[0].start()
             assert not place.spans()
@@ -191,7 +191,7 @@ def test_volunteer_serves_the_given_blocks(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:
             place = await town(stack, llama_dir, 1, span=(2, 4))
-            assert (await place.placers[0].start()).reason == "as told"
+            assert (await place.placers[0].start()).reason == "its blocks were given"
             assert place.spans() == [(2, 4)]
 
     virtual_time.run(scenario())

@@ -35,8 +35,8 @@ class VolunteerOptions:
 
     `server.kv_bytes` is the maximum size of the cache; with `max_bytes`, the cache takes what the weights leave of
     that. `up_bytes_per_s` is the upload limit that the node's operator set. `is_relayed` returns whether others reach
-    this node through a relay. `bring` downloads missing weights of blocks [start, end) into the model's directory; it
-    blocks and raises ConfigError or IntegrityError.
+    this node through a relay. `fetch_blocks` downloads missing weights of blocks [start, end) into the model's
+    directory; it blocks and raises ConfigError or IntegrityError.
     """
 
     span: tuple[int, int] | None = None
@@ -45,7 +45,7 @@ class VolunteerOptions:
     server: ServerOptions = field(default_factory=ServerOptions)
     up_bytes_per_s: float = math.inf
     is_relayed: Callable[[], bool] = lambda: False
-    bring: Callable[[int, int], None] = lambda _start, _end: None
+    fetch_blocks: Callable[[int, int], None] = lambda _start, _end: None
 
     def __post_init__(self) -> None:
         if self.max_blocks is not None and self.max_blocks < 1:
@@ -81,7 +81,7 @@ def measure_capability(model_dir: Path, peer_id: str, options: VolunteerOptions)
     if options.max_bytes is not None:
         # checked first, so that a block that does not fit is not read to be measured
         kv_bytes_beside(weigh(files, options.server), 1, options.max_bytes, options.server.kv_bytes)
-    options.bring(*middle_block(files))
+    options.fetch_blocks(*middle_block(files))
     speed = measure_block(files, options.server)
     num_blocks = max_blocks = min(options.max_blocks or files.num_blocks, files.num_blocks)
     needs = room = None

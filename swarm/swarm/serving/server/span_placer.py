@@ -88,17 +88,19 @@ class SpanPlacer:
 
     async def start(self) -> PlacementDecision:
         """Decide, load and serve. Raises ConfigError or IntegrityError, and then leaves nothing behind."""
-        able: SpanCapability | None = None
+        capability: SpanCapability | None = None
         try:
             if self._options.span is None:
-                able = await in_own_thread(measure_capability, self._model_dir, self._network.peer_id, self._options)
-                decision = await self._decide(able)
+                capability = await in_own_thread(
+                    measure_capability, self._model_dir, self._network.peer_id, self._options
+                )
+                decision = await self._decide(capability)
             else:
                 start, end = self._options.span
-                decision = PlacementDecision(start=start, end=end, reason="as told")
+                decision = PlacementDecision(start=start, end=end, reason="its blocks were given")
             if self._on_choice is not None:
                 self._on_choice(decision)
-            await asyncio.to_thread(self._options.bring, decision.start, decision.end)
+            await asyncio.to_thread(self._options.fetch_blocks, decision.start, decision.end)
             server = SpanServer(
                 self._network,
                 self._membership,
@@ -106,7 +108,7 @@ class SpanPlacer:
                 name=self._name,
                 start=decision.start,
                 end=decision.end,
-                options=await asyncio.to_thread(self._server_options, decision, able),
+                options=await asyncio.to_thread(self._server_options, decision, capability),
             )
             server.announcer.is_relayed = self._options.is_relayed()
             self._hidden_size = open_model(self._model_dir).hidden_size
@@ -117,7 +119,7 @@ class SpanPlacer:
             raise
         self.server = server
         self._tell(decision)
-        self._watch = asyncio.create_task(self._keep_watch(server, able), name=f"place {self._name}")
+        self._watch = asyncio.create_task(self._keep_watch(server, capability), name=f"place {self._name}")
         self._watch.add_done_callback(self._watch_ended)
         return decision
 
@@ -130,7 +132,9 @@ class SpanPlacer:
     def failure(self) -> SessionError | None:
         """The reason why the server ended by itself, or its placement did, or None. After that, only `close` is
         useful."""
-        return self._failure if self.server is None else self.server.failure or self._failure
+        if self.server is not None and self.server.failure is not None:
+            return self.server.failure
+        return self._failure
 
     def _watch_ended(self, watch: asyncio.Task[None]) -> None:
         if watch.cancelled() or (cause := watch.exception()) is None:
@@ -155,19 +159,20 @@ class SpanPlacer:
             if self.server is not None:
                 await self.server.close()
 
-    async def _decide(self, able: SpanCapability) -> PlacementDecision:
-        files, revision = able.files, able.revision
-        capacity = await self._with_links(able.capacity, revision)
-        able = replace(able, capacity=capacity)  # the links, from which others compute the choice of this node
-        if not able.is_whole:
-            self._announce_joining(choose_span(await self._servers(revision), files.num_blocks, capacity), able)
+    async def _decide(self, capability: SpanCapability) -> PlacementDecision:
+        files, revision = capability.files, capability.revision
+        capacity = await self._with_links(capability.capacity, revision)
+        # the links, from which others compute the choice of this node
+        capability = replace(capability, capacity=capacity)
+        if not capability.is_whole:
+            self._announce_joining(choose_span(await self._servers(revision), files.num_blocks, capacity), capability)
             await asyncio.sleep(SETTLE_S)
         decision = choose_span(await self._servers(revision), files.num_blocks, capacity)
         self._check_upload(capacity.tokens_per_s((decision.start, decision.end), files.num_blocks))
-        self._announce_joining(decision, able, is_settled=True)
-        if able.room is None:
+        self._announce_joining(decision, capability, is_settled=True)
+        if capability.room is None:
             return decision
-        return replace(decision, reason=f"{decision.reason}; {able.room.why(decision.end - decision.start)}")
+        return replace(decision, reason=f"{decision.reason}; {capability.room.why(decision.end - decision.start)}")
 
     def _check_upload(self, tokens_per_s: float) -> None:
         """Raise ConfigError if the upload limit allows hardly any tokens."""
@@ -178,8 +183,8 @@ class SpanPlacer:
                 remedy="allow more with --max-upload, or give it the model's last blocks with --blocks",
             )
 
-    def _server_options(self, decision: PlacementDecision, able: SpanCapability | None) -> ServerOptions:
-        return options_for(decision.end - decision.start, self._model_dir, able, self._options)
+    def _server_options(self, decision: PlacementDecision, capability: SpanCapability | None) -> ServerOptions:
+        return options_for(decision.end - decision.start, self._model_dir, capability, self._options)
 
     async def _with_links(self, capacity: Capacity, revision: str) -> Capacity:
         servers = await self._servers(revision)
@@ -199,30 +204,32 @@ class SpanPlacer:
             if record.revision == revision and peer_id not in convicted
         }
 
-    def _announce_joining(self, decision: PlacementDecision, able: SpanCapability, *, is_settled: bool = False) -> None:
+    def _announce_joining(
+        self, decision: PlacementDecision, capability: SpanCapability, *, is_settled: bool = False
+    ) -> None:
         """Announce the blocks that will be served. A proposal has no cache room yet (see `placement.is_proposal`), and
         tells the time to send, which others need to compute the choice of this node, even where its span sends
         none."""
-        sends_none = is_settled and decision.end == able.files.num_blocks
+        sends_none = is_settled and decision.end == capability.files.num_blocks
         record = ServeRecord(
             model=self._name,
-            revision=able.revision,
-            num_blocks=able.files.num_blocks,
+            revision=capability.revision,
+            num_blocks=capability.files.num_blocks,
             start=decision.start,
             end=decision.end,
             state="joining",
-            prefill_ms_per_token=able.speed.prefill_ms,
-            decode_ms_per_block=able.speed.decode_ms,
+            prefill_ms_per_token=capability.speed.prefill_ms,
+            decode_ms_per_block=capability.speed.decode_ms,
             free_kv_tokens=int(is_settled),
-            rtt_ms=able.capacity.rtt_ms,
+            rtt_ms=capability.capacity.rtt_ms,
             relayed=self._options.is_relayed(),
-            source=able.files.source,
-            send_ms_per_token=0.0 if sends_none else able.capacity.send_ms,
-            manifest=b"" if able.files.manifest is None else able.files.manifest.digest,
+            source=capability.files.source,
+            send_ms_per_token=0.0 if sends_none else capability.capacity.send_ms,
+            manifest=b"" if capability.files.manifest is None else capability.files.manifest.digest,
         )
         self._membership.announce(record)
 
-    async def _keep_watch(self, server: SpanServer, able: SpanCapability | None) -> None:
+    async def _keep_watch(self, server: SpanServer, capability: SpanCapability | None) -> None:
         """Search for a better span at times that differ by node, and again before switching. A node whose blocks were
         given stays."""
         wait_s = WATCH_S * (1 + int(turn_hash(self._network.peer_id)[:8], 16) / 2**32)
@@ -232,8 +239,8 @@ class SpanPlacer:
                 return
             try:
                 await self._measure_links(server)
-                if able is not None and not able.is_whole:
-                    await self._move_if_better(server, able)
+                if capability is not None and not capability.is_whole:
+                    await self._move_if_better(server, capability)
             except (SwarmError, RuntimeError, MemoryError, OSError) as error:
                 # for example if there is no memory for the new blocks beside the old ones, which are still served
                 self.num_failed_moves += 1
@@ -260,17 +267,14 @@ class SpanPlacer:
         token_ms = {peer_id: hidden_ms(self._hidden_size, rate) for peer_id, rate in rates}
         return {peer_id: each for peer_id, each in token_ms.items() if each >= MIN_TOKEN_MS}
 
-    async def _move_if_better(self, server: SpanServer, able: SpanCapability) -> None:
-        move = await self._better(server, able)
+    async def _move_if_better(self, server: SpanServer, capability: SpanCapability) -> None:
+        move = await self._better(server, capability)
         if move is None:
             return
-        options = self._server_options(move, able)
+        options = self._server_options(move, capability)
         # before the move is announced, since this may take long; afterwards this node checks that it still wants to
         # move
-        await asyncio.to_thread(self._options.bring, move.start, move.end)
-        if not self._fits_beside(server, options, move, able):
-            await self._move_alone(server, options, move, able)
-            return
+        await asyncio.to_thread(self._options.fetch_blocks, move.start, move.end)
         server.announcer.moving_to = move.start, move.end
         server.announcer.announce()
         settled_at = asyncio.get_running_loop().time() + SETTLE_S
@@ -278,61 +282,56 @@ class SpanPlacer:
         async def still_wanted() -> bool:
             # another node may have announced the same move, and blocks that are on this machine load within a moment
             await asyncio.sleep(settled_at - asyncio.get_running_loop().time())
-            again = await self._better(server, able)
+            again = await self._better(server, capability)
             return again is not None and (again.start, again.end) == (move.start, move.end)
 
-        moved = await server.move(
-            move.start, move.end, options=options, still_wanted=still_wanted, within_s=MOVE_WITHIN_S
-        )
+        if self._fits_beside(server, options, move, capability):
+            moved = await server.move(
+                move.start, move.end, options=options, still_wanted=still_wanted, within_s=MOVE_WITHIN_S
+            )
+        elif moved := await still_wanted() and await self._may_leave(server, move):
+            await server.leave_and_move(move.start, move.end, options=options, within_s=MOVE_WITHIN_S)
         if moved:
             self._tell(move)
 
     def _fits_beside(
-        self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: SpanCapability
+        self, server: SpanServer, options: ServerOptions, move: PlacementDecision, capability: SpanCapability
     ) -> bool:
         """Return whether the new blocks and their cache fit in memory beside the blocks that are served until then, and
         beside those of an earlier move that sessions are still leaving."""
-        if able.needs is None or self._options.max_bytes is None:
+        needs = capability.needs
+        if needs is None or self._options.max_bytes is None:
             return True
         old_bytes = sum(
-            able.needs.weight_bytes(len(range(*deployed.blocks))) + deployed.options.kv_bytes
+            needs.weight_bytes(len(range(*deployed.blocks))) + deployed.options.kv_bytes
             for deployed in server.deployments
         )
-        new_bytes = able.needs.weight_bytes(move.end - move.start) + max(options.kv_bytes, able.needs.loading_bytes)
+        new_bytes = needs.weight_bytes(move.end - move.start) + max(options.kv_bytes, needs.loading_bytes)
         return old_bytes + new_bytes <= self._options.max_bytes
 
-    async def _move_alone(
-        self, server: SpanServer, options: ServerOptions, move: PlacementDecision, able: SpanCapability
-    ) -> None:
-        """Leave the old span before moving, since memory does not suffice for both, if other servers have every block.
-        Otherwise stay and log why."""
-        server.announcer.moving_to = move.start, move.end
-        server.announcer.announce()
-        await asyncio.sleep(SETTLE_S)
+    async def _may_leave(self, server: SpanServer, move: PlacementDecision) -> bool:
+        """Return whether other servers have every block of the span, so that it may be left before the new one is
+        there. Otherwise log why the node stays."""
         record = server.record
         span = record.start, record.end
-        alone = sole_spans(await self._servers(record.revision), record.num_blocks, self._network.peer_id, span)
-        again = await self._better(server, able)
-        if not alone and again is not None and (again.start, again.end) == (move.start, move.end):
-            await server.leave_and_move(move.start, move.end, options=options, within_s=MOVE_WITHIN_S)
-            self._tell(move)
-            return
-        if alone:
+        sole = sole_spans(await self._servers(record.revision), record.num_blocks, self._network.peer_id, span)
+        if sole:
             logger.info(
                 "staying on blocks %d:%d of %s, though %s: others do not serve %s, and there is no memory for both",
                 *span,
                 self._name,
                 move.reason,
-                format_spans(alone),
+                format_spans(sole),
             )
+        return not sole
 
-    async def _better(self, server: SpanServer, able: SpanCapability) -> PlacementDecision | None:
+    async def _better(self, server: SpanServer, capability: SpanCapability) -> PlacementDecision | None:
         """Return a better span, or None. It must be better even without the servers on this node's blocks that do not
         answer: a killed server is listed for a minute."""
         record = server.record
         servers = await self._servers(record.revision)
         block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)
-        capacity = replace(able.capacity, rtt_ms=record.rtt_ms, block_ms=block_ms)
+        capacity = replace(capability.capacity, rtt_ms=record.rtt_ms, block_ms=block_ms)
         span = record.start, record.end
         move = choose_move(servers, record.num_blocks, capacity, span)
         if move is None:

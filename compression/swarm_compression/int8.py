@@ -300,7 +300,7 @@ def _on_cores(cut: Callable[[slice, slice], T], num_values: int) -> list[T]:
     num_pieces = min(torch.get_num_threads(), num_values // CORE_VALUES)
     if num_pieces <= 1:
         return [cut(slice(None), slice(None))]
-    num_blocks = -(-num_values // BLOCK_VALUES)
+    num_blocks = _num_blocks(num_values)
     borders = [num_blocks * piece // num_pieces for piece in range(num_pieces + 1)]
     pieces = [
         (slice(start * BLOCK_VALUES, min(stop * BLOCK_VALUES, num_values)), slice(start, stop))

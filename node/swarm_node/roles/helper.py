@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -24,6 +24,15 @@ from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.network_snapshot import NetworkPoller, NetworkSnapshot
 from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.settings.config import Config
+
+POLL_S = 5.0
+"""Seconds between polls while there is nothing to do. Records are renewed every 30 s."""
+RETRY_S = 300.0
+"""Seconds for which work that could not be taken is postponed."""
+MAX_POSTPONED = 256
+"""Maximum number of postponed names, since anyone can invent names."""
+MAX_NAMED = 3
+"""Maximum number of postponed names in a message. The newest are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +69,9 @@ def needs(snapshot: NetworkSnapshot, me: str) -> list[Need]:
     """Return what the network lacks, thinnest first, then models, then by name. The records of `me` do not count."""
     found: list[Need] = []
     for name, servers in snapshot.models.items():
-        found += _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me})
+        need = _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me})
+        if need is not None:
+            found.append(need)
     for name, trainers in snapshot.runs.items():
         active = [
             peer for peer, each in trainers.records.items() if each.state in {"joining", "training"} and peer != me
@@ -71,10 +82,10 @@ def needs(snapshot: NetworkSnapshot, me: str) -> list[Need]:
     return sorted(found, key=lambda need: (need.num_helpers, isinstance(need, RunNeed), need.name))
 
 
-def _model_need(name: str, servers: Mapping[str, ServeRecord]) -> Iterable[Need]:
+def _model_need(name: str, servers: Mapping[str, ServeRecord]) -> ModelNeed | None:
     there = [record for record in servers.values() if record.state != "draining"]
     if not there:
-        return
+        return None
     (revision, num_blocks), _ = Counter((each.revision, each.num_blocks) for each in there).most_common(1)[0]
     same = [each for each in there if (each.revision, each.num_blocks) == (revision, num_blocks)]
     changes = [0] * (num_blocks + 1)
@@ -84,7 +95,7 @@ def _model_need(name: str, servers: Mapping[str, ServeRecord]) -> Iterable[Need]
     counts = list(accumulate(changes[:-1]))
     least = min(counts)
     thin = sum(count == least for count in counts)
-    yield ModelNeed(
+    return ModelNeed(
         name=name,
         revision=revision,
         sources=tuple(source for source, _ in Counter(each.source for each in same if each.source).most_common()),
@@ -131,16 +142,6 @@ def _way_to_work(config: Config) -> str:
     if config.invite is not None and not {"serve", "train"} & set(config.invite.terms.rights):
         return "ask the network's owner for an invitation with the right to serve or to train"
     return f"restart this node without {config.origin('take')}, or with --run RUN or --model MODEL in its place"
-
-
-POLL_S = 5.0
-"""Seconds between polls while there is nothing to do. Records are renewed every 30 s."""
-RETRY_S = 300.0
-"""Seconds for which work that could not be taken is postponed."""
-MAX_POSTPONED = 256
-"""Maximum number of postponed names, since anyone can invent names."""
-MAX_NAMED = 3
-"""Maximum number of postponed names in a message. The newest are named."""
 
 
 class HelperRole(IdleRole):

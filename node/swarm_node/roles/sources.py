@@ -38,6 +38,8 @@ from swarm_node.storage.home import Home, explained, write_private
 if TYPE_CHECKING:
     from swarm.serving.model.family_check import CheckedFamily
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 REPORT_S = 2.0
 """Minimum time in seconds between two reports of a download."""
@@ -110,9 +112,6 @@ class ProgressReports:
             self._is_under_way = not is_whole
             self._next_s = self._clock() + REPORT_S
             self._report(num_bytes, total_bytes)
-
-
-logger = logging.getLogger(__name__)
 
 
 def copy_path(home: Home, run_id: str) -> Path:

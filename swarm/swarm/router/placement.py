@@ -3,11 +3,10 @@ is pure.
 
 First every block gets a server, then every block a second one, since a block with only one server is lost with it.
 Beyond that, a server of L blocks of t ms adds 1000/(L·t) tokens/s to each of its blocks, and a model is as fast as its
-slowest block
-(Petals, Borzunov et al. 2022, arXiv 2209.01188, section 3.2). Deviations from the paper: the second server; speeds that
-differ by less than about a tenth count as equal, and then the round trips to the servers before and after decide. A
-server with a limited upload adds no more than its upload carries, unless its span ends with the last block, since its
-server sends tokens instead of hidden states.
+slowest block (Petals, Borzunov et al. 2022, arXiv 2209.01188, section 3.2). Deviations from the paper: the second
+server; speeds that differ by less than about a tenth count as equal, and then the round trips to the servers before and
+after decide. A server with a limited upload adds no more than its upload carries, unless its span ends with the last
+block, since its server sends tokens instead of hidden states.
 
 Peers that decide in the same second agree without a leader. Each publishes a proposal, waits until the others' have
 spread, and decides again, letting those with a lower hash choose first (`turn_hash`). Since every peer computes all
@@ -16,10 +15,9 @@ relies on a block that another node is about to leave, so two nodes never leave 
 move, the one with the lower hash makes it. If they announce it before they see each other, and only they serve their
 blocks, both stay, and the one that searches first the next time makes it. Each move leaves fewer blocks without a
 server, else fewer with only one, else makes the slowest block a third faster. So the moves end while no node joins or
-leaves.
-`swarm.serving.server.span_placer` publishes and waits.
+leaves. `swarm.serving.server.span_placer` publishes and waits.
 
-Legend of shapes: B blocks, W windows.
+Shapes: B blocks, W windows.
 """
 
 from __future__ import annotations

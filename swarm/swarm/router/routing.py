@@ -9,7 +9,7 @@ full. Because blocks are charged and not nodes, a split of 20+20 blocks beats 38
 Every block is computed by one of the servers that have it, so Viterbi's algorithm finds the cheapest chain exactly. The
 session decides what to do when a chain breaks. The client provides the round trips of its links and its own load.
 
-Legend of shapes: B blocks, P servers.
+Shapes: B blocks, P servers.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ say how far values may be off. Two things are simpler here. The client has all r
 compared, not only their largest values. Errors are relative to a row's norm, where TOPLOC counts equal exponents and
 averages differences of mantissas.
 
-Pure, and without torch. Legend of shapes: T positions, H hidden size, K largest logits.
+Pure, and without torch. Shapes: T positions, H hidden size, K largest logits.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ token's range, servers may draw different tokens. `draw_noise` is the least boun
 the token can be drawn. It never exceeds the true error: a token drawn from logits that are off by at most d has a
 `draw_noise` of at most d.
 
-Pure, and without torch, which clients lack. Legend of shapes: K largest logits.
+Pure, and without torch, which clients lack. Shapes: K largest logits.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The server is told neither the expected result nor that this is a check. Its answer may take RECOMPUTE_S, and as many
 bytes as the rows or logits asked for. Used on the client's event loop; without torch.
 
-Legend of shapes: T positions, H hidden size, N draws, K largest logits.
+Shapes: T positions, H hidden size, N draws, K largest logits.
 """
 
 from __future__ import annotations

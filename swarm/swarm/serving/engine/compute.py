@@ -3,7 +3,7 @@
 If a sequence's numbers are not finite, only that sequence fails. If a whole pass fails, each sequence is tried alone,
 which is possible because keys and values of a position may be written twice.
 
-Legend of shapes: T rows of a sequence, H hidden size, V vocabulary.
+Shapes: T rows of a sequence, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations

@@ -238,6 +238,7 @@ class Engine:
             return
         del self._sequences[sequence]
         if sequence not in self._running:
+            # a write to these pages may still be queued: the one thread does it before all work of their next owner
             self.pages.release(sequence.page_table)
         sequence.end(error)
 

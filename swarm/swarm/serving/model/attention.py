@@ -13,7 +13,7 @@ accelerator pads all decodes, as far as memory allows.
 
 Sources: paged attention after Kwon et al. 2023, arXiv:2309.06180; windows as in Mistral, arXiv:2310.06825; sinks as in
 gpt-oss; capped logits as in Gemma 2, arXiv:2408.00118.
-Legend of shapes: N rows of the batch, T rows of a piece, L positions it reads, B decodes, Q query heads, K heads of
+Shapes: N rows of the batch, T rows of a piece, L positions it reads, B decodes, Q query heads, K heads of
 keys and values, D width of a head, S slots of the pool.
 """
 

@@ -1,6 +1,6 @@
 """A batch: the rows of many sequences, one after another, which one pass over a span's weights computes.
 
-A value that the engine makes and `span` runs. Legend of shapes: N rows of all pieces, H hidden size.
+A value that the engine makes and `span` runs. Shapes: N rows of all pieces, H hidden size.
 """
 
 from __future__ import annotations

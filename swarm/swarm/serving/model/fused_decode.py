@@ -11,7 +11,7 @@ and are not called as Python. Sums may be computed in any order, so that LLVM ve
 finite stay so.
 
 Sources: paged attention after Kwon et al. 2023, arXiv:2309.06180; rotary embeddings Su et al. 2021, arXiv:2104.09864.
-Legend of shapes: N rows (one per sequence), H hidden size, Q query heads, K heads of keys and values, A all heads (Q +
+Shapes: N rows (one per sequence), H hidden size, Q query heads, K heads of keys and values, A all heads (Q +
 2K: queries, keys, values), D width of a head, R its rotated part, I the MLP's width, S slots of the pool, L positions
 that a row sees, P pages of the longest row. `rotation` is cosines and sines [N, R], `cache` keys and values [S, K, D].
 `places` [N, 2 + P] has for each row the first position that it sees, its own position, and the pages up to it.

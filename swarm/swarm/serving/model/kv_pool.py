@@ -4,7 +4,7 @@ Each block has a tensor of keys and one of values, in the block's own shape: hea
 and in some between blocks. The engine tracks which page belongs to which sequence. A pool is not thread-safe: one
 thread owns it. `Prefault` has its own thread, which only touches memory.
 
-Legend of shapes: S slots (a slot is one position of one page), K heads of keys and values, D width of a head.
+Shapes: S slots (a slot is one position of one page), K heads of keys and values, D width of a head.
 """
 
 from __future__ import annotations

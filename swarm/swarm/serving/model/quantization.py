@@ -6,7 +6,7 @@ product is slower, so the weights are converted to bfloat16 piece by piece, neve
 whole weight at each step, is used for int8 on accelerators, and for int4 in groups of 32 with a scale and an offset.
 
 Only linear layers change, not embedding, head and norms. A family with most of its values outside of them (GPT-2, fused
-experts) is refused, since it would not shrink, and so is a device without 4-bit kernels. Legend of shapes: N rows, I
+experts) is refused, since it would not shrink, and so is a device without 4-bit kernels. Shapes: N rows, I
 inputs, O outputs.
 """
 

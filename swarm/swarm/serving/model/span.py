@@ -3,7 +3,7 @@
 The family's own modules compute. A batch of many sequences goes through them in one pass, each row with its own
 position, and attention reads a KV pool (`kv_pool`). For some families this is wrong: they run one sequence at a time,
 through transformers' own attention and masks. `span_loading` finds out which. `engine` schedules the batches. A span is
-not thread-safe: one thread runs it. Legend of shapes: N rows of a batch, B sequences, T positions of each, H hidden
+not thread-safe: one thread runs it. Shapes: N rows of a batch, B sequences, T positions of each, H hidden
 size, V vocabulary.
 """
 

@@ -7,7 +7,7 @@ the outputs is more than MARGIN times what honest servers may differ by. It is a
 change that rounding the inputs causes, since for some inputs rounding alone changes everything. The functions block for
 twice the time of the span.
 
-Legend of shapes: T positions, H hidden size, V vocabulary, N draws, K largest logits.
+Shapes: T positions, H hidden size, V vocabulary, N draws, K largest logits.
 """
 
 from __future__ import annotations

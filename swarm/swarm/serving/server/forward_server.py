@@ -5,7 +5,7 @@ A call's tensors are received, computed piece by piece in the engine's thread be
 back. `forward_call` cuts a call into pieces; a session's token waits for at most one of them. `ForwardServer` bounds
 the memory and number of all calls; each call runs in the network's handler task and ends with it.
 
-Legend of shapes: B sequences, T positions, N rows of all sequences, H hidden size, V vocabulary, C columns: H, V after
+Shapes: B sequences, T positions, N rows of all sequences, H hidden size, V vocabulary, C columns: H, V after
 the head, or what is chosen of V.
 """
 

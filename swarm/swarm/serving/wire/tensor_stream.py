@@ -4,7 +4,7 @@ A whole tensor goes as pieces of about 1 MiB, so that other messages go between.
 for a tensor beside the time that its bytes take at SLOWEST_BYTES_PER_S. A peer that keeps sending or reading a little
 thus holds a tensor's memory no longer than one that does neither.
 
-Legend of shapes: T positions, H hidden size, N rows, C columns.
+Shapes: T positions, H hidden size, N rows, C columns.
 """
 
 from __future__ import annotations

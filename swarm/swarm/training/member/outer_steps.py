@@ -21,7 +21,6 @@ from swarm.training.evidence.bans import Ban
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.evidence.evidence import EvidenceStore
 from swarm.training.evidence.interval_audits import IntervalAudits
-from swarm.training.evidence.wrong_interval import IntervalCase
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import HeldOutLoss, Intervals
 from swarm.training.member.held_out_effects import HeldOutEffects
@@ -67,7 +66,14 @@ class OuterSteps:
         announce: Callable[[], None],
     ) -> None:
         self.context = context
-        self.convictions = Convictions(context, self._on_convicted, evidence, self._on_accusation)
+        self._audits = IntervalAudits(
+            context,
+            intervals,
+            convict=lambda evidence: self.convictions.take(evidence, context.network.peer_id),
+            is_banned=lambda peer: peer in self.convictions.peers,
+            on_event=reports.on_event,
+        )
+        self.convictions = Convictions(context, self._on_convicted, evidence, self._audits.accuse)
         self.service = RoundService(context, self.convictions)
         self.interval_loop: IntervalLoop | None = None
         """Runs this member's intervals; None before `run`."""
@@ -80,13 +86,6 @@ class OuterSteps:
         self._promises = promises
         self._reports = reports
         self._announce = announce
-        self._audits = IntervalAudits(
-            context,
-            intervals,
-            convict=lambda evidence: self.convictions.take(evidence, context.network.peer_id),
-            is_banned=lambda peer: peer in self.convictions.peers,
-            on_event=reports.on_event,
-        )
         self._effects = HeldOutEffects(context, intervals)
         self._watch = MembersWatch(membership, random.Random(context.network.peer_id), self._tell_endorsement)
         self._driver: RoundDriver | None = None
@@ -287,6 +286,3 @@ class OuterSteps:
     def _tell_endorsement(self, context: RunContext) -> None:
         if self._reports.endorsed(context):
             self._announce()
-
-    def _on_accusation(self, case: IntervalCase) -> None:
-        self._audits.accuse(case)

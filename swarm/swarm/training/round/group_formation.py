@@ -19,7 +19,7 @@ from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.training.round.group_members import NOT_ADMITTED, contribution_to_report, form_group, own_report
 from swarm.training.round.quorum import presence
-from swarm.training.round.round_events import Ask, GiveUp, Query, Reply, Sign
+from swarm.training.round.round_events import Action, Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
@@ -59,8 +59,9 @@ UNINVITED = (
     "run's author for an invitation, and join with it"
 )
 
-MIN_GRACE_S = 1.0
-"""The minimum time between two queries for members that a group needs."""
+MIN_WAIT_S = 1.0
+"""The minimum further wait for members that a group needs. They are asked for once in each such wait."""
+
 LEFT_OUT_REST_S = 1.0
 """The wait of a member that was left out before it asks again how the round ended."""
 
@@ -184,12 +185,12 @@ def on_expired(state: RoundState, at: float, now: float) -> Transition:
     return state, [*(Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=EXPIRED)) for peer in expired), *actions]
 
 
-def too_few(state: RoundState, now: float) -> Transition:
+def give_up_short(state: RoundState, now: float) -> Transition:
     """Give up, because too few members are ready, or because the run does not admit this member and nobody else
     coordinates."""
     if _is_refused(state):
         return give_up(state, UNINVITED, (), now)
-    setup, here = state.setup, present_members(state).keys() | {state.setup.me}
+    setup, here = state.setup, _ready_members(state)
     absent = set(setup.roster) - here
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
     names = f"; missing: {', '.join(map(short_id, missing))}" if missing else ""
@@ -228,14 +229,14 @@ def _is_refused(state: RoundState) -> bool:
 def _stand_aside(state: RoundState, now: float) -> Transition:
     """Send the members that report to this one on to the next attempt: every member would refuse a group that this one
     signs, and blame it for the group."""
-    if present_members(state):
+    if _current_reports(state):
         return give_up(state, UNINVITED, (), now)
     return replace(state, timers=Timers(deadline=state.timers.deadline or now + state.setup.patience_s)), []
 
 
 def _form(state: RoundState, now: float) -> Transition:
     """Have the group of the ready members signed, or give up if too few of them are fit for it."""
-    present = present_members(state)
+    present = _current_reports(state)
     group, left_out = form_group(state.setup, state.attempt, {**present, state.setup.me: own_report(state)})
     if len(group.members) < state.setup.succession.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short_id(peer)}: {reason}" for peer, reason in left_out.items())
@@ -259,7 +260,7 @@ def _is_complete(state: RoundState) -> bool:
 def _begin_to_wait(state: RoundState, now: float) -> Transition:
     """Start the grace if enough members are ready, else start waiting for enough of them. Ask absent members whether
     they are there: at once in the first case, after a while in the second."""
-    setup, present, absent = state.setup, present_members(state), absent_members(state)
+    setup, present, absent = state.setup, _current_reports(state), absent_members(state)
     # a member that only wants to be admitted must not cut the others' intervals short
     worked = any(each.num_tokens for each in present.values()) or bool(state.mine and state.mine.num_tokens)
     if len(_ready_members(state)) < setup.succession.min_group or (absent and not worked):
@@ -270,8 +271,8 @@ def _begin_to_wait(state: RoundState, now: float) -> Transition:
     grace_s = grace_after(state.interval_s or now - state.began_at, setup.grace_s)
     timers = Timers(grace_until=now + grace_s, hurry_at=now + grace_s / 2 if absent else None)
     others = tuple(peer for peer in absent if peer != setup.me)
-    queries = [Query(peers=others, hurry=False)] if others and grace_s > 0 else []
-    return replace(state, timers=timers), [*queries]
+    queries: list[Action] = [Query(peers=others, hurry=False)] if others and grace_s > 0 else []
+    return replace(state, timers=timers), queries
 
 
 def _has_electors(state: RoundState, peers: Collection[str], now: float) -> bool:
@@ -284,25 +285,26 @@ def _wait_for_electors(state: RoundState, now: float) -> Transition:
     """Wait longer, because the grace is over and too few members of the state before are here for a group."""
     setup, absent = state.setup, absent_members(state)
     timers = Timers(
-        grace_until=now + max(setup.grace_s, MIN_GRACE_S), deadline=state.timers.deadline or now + setup.patience_s
+        grace_until=now + max(setup.grace_s, MIN_WAIT_S), deadline=state.timers.deadline or now + setup.patience_s
     )
-    queries = [Query(peers=absent, hurry=True)] if absent else []
-    return replace(note_shortage(state, now), timers=timers), [*queries]
+    queries: list[Action] = [Query(peers=absent, hurry=True)] if absent else []
+    return replace(note_shortage(state, now), timers=timers), queries
 
 
-def present_members(state: RoundState) -> dict[str, Ready]:
+def _current_reports(state: RoundState) -> dict[str, Ready]:
+    """Return the reports to this attempt, by member. `state.ready` has reports to later attempts, too."""
     return {peer: each for peer, each in state.ready.items() if each.attempt == state.attempt}
 
 
 def _ready_members(state: RoundState) -> set[str]:
     """Return the members that have reported to this attempt, and this member."""
-    return present_members(state).keys() | {state.setup.me}
+    return _current_reports(state).keys() | {state.setup.me}
 
 
 def absent_members(state: RoundState) -> tuple[str, ...]:
     """Return the members of the state that may still report, this member included while its interval lasts, and the
     trainers that take vacant places."""
-    present = present_members(state)
+    present = _current_reports(state)
     mine = {state.setup.me} if state.mine else set()
     # if more than a third of the state's members say that a member is gone, not all of them lie
     roster = set(state.setup.roster)
@@ -320,11 +322,10 @@ def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
         return ReadyReply(kind="left_out", reason=FOLLOWS)
     if peer in state.faults.convicted:
         return ReadyReply(kind="left_out", reason=CONVICTED)
-    is_behind = (ready.sequence, ready.state_digest) != (state.setup.sequence, state.setup.state_digest)
-    if ready.attempt < state.attempt and not is_behind:
-        return ReadyReply(kind="attempt", attempt=state.attempt)
-    if is_behind:
+    if (ready.sequence, ready.state_digest) != (state.setup.sequence, state.setup.state_digest):
         return ReadyReply(kind="behind", state_digest=state.setup.state_digest)
+    if ready.attempt < state.attempt:
+        return ReadyReply(kind="attempt", attempt=state.attempt)
     return None
 
 

@@ -37,12 +37,12 @@ from swarm.training.round.group_formation import (
     CONVICTED,
     absent_members,
     advance,
+    give_up_short,
     move,
     on_expired,
     on_left_out,
     on_reported,
     on_withheld,
-    too_few,
 )
 from swarm.training.round.group_work import (
     fail,
@@ -387,4 +387,4 @@ def _on_deadline(state: RoundState, now: float) -> Transition:
         case "preparing" | "committing":
             return _no_quorum(state, "the vote took too long", now)
         case _:
-            return too_few(state, now)
+            return give_up_short(state, now)

@@ -1,7 +1,7 @@
 """bitsandbytes' weights (`quant_method` "bitsandbytes"): rows of int8, or blocks of 4-bit codes, NF4 or FP4.
 
 Sources: Dettmers et al. 2022, arXiv:2208.07339 (int8); 2023, arXiv:2305.14314, section 3 (NF4, and quantized scales),
-as bitsandbytes 0.43 and later store them, with the values of the codes in the checkpoint. Legend of shapes: O outputs,
+as bitsandbytes 0.43 and later store them, with the values of the codes in the checkpoint. Shapes: O outputs,
 I inputs, N values of a weight, B blocks of them.
 """
 

@@ -3,10 +3,10 @@
 FP8, as in DeepSeek's and Qwen's checkpoints (DeepSeek-AI 2024, arXiv:2412.19437, section 3.3.2): the value of row i and
 column j is multiplied by the scale at [i // rows, j // columns], where (rows, columns) is `weight_block_size`. The last
 block of a row or column may be partial. transformers' Fp8Dequantize divides a weight evenly among its scales, which is
-wrong if a block is partial. Legend of shapes: R rows, C columns; r, c their numbers of blocks.
+wrong if a block is partial. Shapes: R rows, C columns; r, c their numbers of blocks.
 
 MXFP4, as gpt-oss keeps its experts (OCP Microscaling Formats (MX) Specification 1.0, 2023, section 5.3.2; OpenAI 2025,
-arXiv:2508.10925): 32 values of 4 bits with one power of two. Legend of shapes: E experts, O outputs, I inputs.
+arXiv:2508.10925): 32 values of 4 bits with one power of two. Shapes: E experts, O outputs, I inputs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A value is scale * (code - zero). Sources: Frantar et al. 2022, arXiv:2210.17323 (GPTQ), as AutoGPTQ and GPTQModel store
 it; Lin et al. 2023, arXiv:2306.00978 (AWQ), as AutoAWQ's "gemm" stores it.
-Legend of shapes: O outputs, I inputs, G groups of inputs, W codes in a word.
+Shapes: O outputs, I inputs, G groups of inputs, W codes in a word.
 """
 
 from __future__ import annotations

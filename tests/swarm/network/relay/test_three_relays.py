@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,6 @@ from swarm.network.relay.relay import Circuit
 AT_ONCE_S = 2.0
 """Less than it takes to find that a path went silent (some 3 s): nothing may wait for that. On a busy machine it takes
 up to 0.3 s; whoever measures adds what connecting takes while all is well."""
-
-DELAY_S = 10.0
-"""How long a slow relay keeps each piece: longer than what counts as at once. The next test waits for the last ones."""
 
 CALL_S = 60.0
 
@@ -103,25 +100,45 @@ async def open_five(folder: Path, stack: contextlib.AsyncExitStack) -> Five:
     return Five(relays=relays, hidden=hidden, caller=caller)
 
 
-class BadCircuit(Circuit):
-    """Applies the test's fault to each piece that the relay `bad` carries; others pass everything on."""
+@dataclass(slots=True, kw_only=True)
+class Fault:
+    """What `relay` does to each piece that it carries: it drops it, or keeps it until the fault is over. `num_pieces`
+    counts these pieces."""
 
-    bad: Libp2pNetwork | None = None
-    drops = False
-    num_pieces = 0
+    relay: Libp2pNetwork
+    drops: bool
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    num_pieces: int = 0
+
+
+class BadCircuit(Circuit):
+    """Applies `fault` to the pieces that its relay carries; other relays pass everything on."""
+
+    fault: Fault | None = None
 
     async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(2**16):
-                kind = type(self)
-                if kind.bad is not None and self._counts is kind.bad.relay_counts:
-                    kind.num_pieces += 1
-                    if kind.drops:
+                fault = self.fault
+                if fault is not None and self._counts is fault.relay.relay_counts:
+                    fault.num_pieces += 1
+                    if fault.drops:
                         continue
-                    await asyncio.sleep(DELAY_S)
+                    # the next fault may be of the same relay, and must not keep this piece
+                    await fault.over.wait()
                 writer.write(data)
                 await writer.drain()
                 self._num_bytes += len(data)
+
+
+@contextlib.contextmanager
+def faulty(relay: Libp2pNetwork, *, drops: bool) -> Iterator[Fault]:
+    fault = BadCircuit.fault = Fault(relay=relay, drops=drops)
+    try:
+        yield fault
+    finally:
+        BadCircuit.fault = None
+        fault.over.set()
 
 
 Run = Callable[[Callable[[Five], Awaitable[None]]], None]
@@ -142,21 +159,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         runner.run(stack.aclose())
 
 
-@pytest.fixture(autouse=True)
-def good_relays() -> Iterator[None]:
-    yield
-    BadCircuit.bad = None
-
-
 @pytest.mark.parametrize("drops", [True, False], ids=["drops", "delays"])
 def test_node_with_three_relays_is_reached_when_one_drops_or_delays(run: Run, drops: bool) -> None:
     async def case(five: Five) -> None:
-        BadCircuit.drops, BadCircuit.num_pieces = drops, 0
-        limit_s = await five.limit_s()
-        for BadCircuit.bad in five.relays:
-            async with asyncio.timeout(limit_s):
-                assert await five.reaches_anew()
-        assert BadCircuit.num_pieces
+        limit_s, num_pieces = await five.limit_s(), 0
+        for each in five.relays:
+            with faulty(each, drops=drops) as fault:
+                async with asyncio.timeout(limit_s):
+                    assert await five.reaches_anew()
+            num_pieces += fault.num_pieces
+        assert num_pieces
 
     run(case)
 
@@ -166,10 +178,10 @@ def test_stream_continues_through_another_relay_when_its_own_drops_everything(ru
         assert await five.reaches_anew()
         async with five.echoing() as echoes:
             assert await echoes(b"before")
-            BadCircuit.drops, BadCircuit.bad = True, await five.carrying()
-            async with asyncio.timeout(NOTICED_S):
-                assert await echoes(b"after")
-            assert await five.carrying() is not BadCircuit.bad
+            with faulty(await five.carrying(), drops=True) as fault:
+                async with asyncio.timeout(NOTICED_S):
+                    assert await echoes(b"after")
+                assert await five.carrying() is not fault.relay
 
     run(case)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import swarm.network.libp2p_network  # noqa: F401 what a daemon has loaded, for the sake of its memory
 import uvloop
-from support.dashboard_world import ABOUT, fetch_nothing, node_record, trainer_record
+from support.dashboard_world import fetch_nothing, node_record, trainer_record
 from support.plain_records import serve_record
 from swarm.network.membership import Membership
 from swarm_node.dashboard.app import create_dashboard
@@ -97,7 +97,6 @@ async def main(num_nodes: int, history: Path) -> None:
             network,  # type: ignore[arg-type]
             membership,
             stored,
-            about=ABOUT,
             fetch_run=fetch_nothing,
         )
         polling = asyncio.create_task(collector.run_forever())

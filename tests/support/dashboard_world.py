@@ -23,10 +23,6 @@ from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Record, TrainerRecord
 
-ABOUT = {
-    "network_id": "test",
-    "version": "1",
-}
 SETTLED_S = 15.0
 """After it, a dashboard tells who comes and who goes."""
 
@@ -171,7 +167,6 @@ async def world(fetch_run: FetchRun = fetch_nothing, internet: MemoryInternet | 
             network,
             membership,
             history,  # type: ignore[arg-type]
-            about=ABOUT,
             fetch_run=fetch_run,
             peer_paths=lambda: paths,
         )

@@ -20,7 +20,6 @@ from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
-from swarm_protocol.version import software_version
 
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.history.history import DashboardHistory
@@ -66,9 +65,11 @@ POLL_S = 1.0
 """Time in seconds from the start of a poll to the start of the next. A poll that takes longer skips turns."""
 
 PATIENCE_S = 4.0
-"""Visitors get news at least every 5 s, even while a poll takes longer."""
+"""Seconds after which a poll that still runs is reported to visitors, so that they get news at least every 5 s."""
 
 MAX_GONE = 1000
+"""Maximum number of nodes that are listed as gone, since anyone can create any number of nodes."""
+
 GONE_S = 24 * 3600.0
 """Time in seconds for which a node that went is still listed, as gone."""
 
@@ -88,7 +89,6 @@ class Collector:
         membership: Membership,
         history: DashboardHistory,
         *,
-        about: Mapping[str, str],
         peers: Sequence[str] = (),
         fetch_run: FetchRun,
         checkpoints: Checkpoints | None = None,
@@ -109,7 +109,7 @@ class Collector:
         self._recent_changes: tuple[ChangeEvent, ...] = ()
         self._recalling: asyncio.Task[None] | None = None
         self._snapshot = NetworkSnapshot(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
-        self._builder = ViewBuilder(about, peers)
+        self._builder = ViewBuilder(network.network_id, peers)
         self._views = self._builder.build(self._snapshot, (), {})
         self._nodes: dict[str, NodeView] = {}
         self._own_names: dict[str, str] = {}  # names in records, by peer id
@@ -127,7 +127,6 @@ class Collector:
                     self._publish("the network is slow to answer")
                 due_s += POLL_S * (1 + max(0.0, loop.time() - due_s) // POLL_S)
                 await asyncio.sleep(due_s - loop.time())
-        raise AssertionError("the loop above has no end")
 
     async def _poll(self, tasks: asyncio.TaskGroup) -> None:
         try:
@@ -365,7 +364,6 @@ async def running_collector(
             network,
             membership,
             history,
-            about={"network_id": network.network_id, "version": software_version()},
             peers=config.peers,
             fetch_run=fetch_run,
             checkpoints=checkpoints(config),

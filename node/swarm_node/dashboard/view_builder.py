@@ -20,6 +20,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import NodeRecord, ServeRecord
+from swarm_protocol.version import software_version
 
 from swarm_node.dashboard.history.recorder import SeriesSample
 from swarm_node.dashboard.model_views import NOBODY, RecordMemo, model_detail, server_view
@@ -66,12 +67,11 @@ NO_PUBLISHERS: Mapping[bytes, str] = MappingProxyType({})
 class ViewBuilder:
     """Builds views. It caches what records were turned into, so that only new records cost time.
 
-    `about` has what stays equal in every overview: `network_id` and `version`. `peers` are addresses through which
-    others join.
+    `peers` are addresses through which others join.
     """
 
-    def __init__(self, about: Mapping[str, str], peers: Sequence[str] = ()) -> None:
-        self._about = about
+    def __init__(self, network_id: str, peers: Sequence[str] = ()) -> None:
+        self._network_id = network_id
         self._peers = tuple(peers)
         self._nodes = RecordMemo(node_view)
         self._servers: dict[str, RecordMemo[ServeRecord, ServerView]] = {}
@@ -129,8 +129,9 @@ class ViewBuilder:
             lends_again_at=min(
                 (node.lends_again_at for node in paused if node.lends_again_at is not None), default=None
             ),
-            join_command=invitation(self._peers, snapshot.nodes.records, self._about["network_id"]),
-            **self._about,
+            join_command=invitation(self._peers, snapshot.nodes.records, self._network_id),
+            network_id=self._network_id,
+            version=software_version(),
         )
         return SnapshotViews(overview=overview, nodes=nodes, models=models, runs=runs)
 

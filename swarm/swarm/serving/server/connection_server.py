@@ -326,7 +326,7 @@ def _deliver(
         case LinkUpdate():
             session.link(frame)
         case AllowHandover():
-            session.handed_to.append(frame.to_peer_id)
+            session.may_take_over.append(frame.to_peer_id)
         case AnswerTokens():
             session.recall(frame)
         case CloseSequence():

@@ -80,8 +80,8 @@ class SharedServices:
 
 
 class ServerSession:
-    """One session on this server. Only the last block's session has a `sampler`. Peers in `handed_to` may take its keys
-    and values.
+    """One session on this server. Only the last block's session has a `sampler`. Peers in `may_take_over` may have its
+    keys and values.
 
     `previous` is the sequence that may push to this one; `lock` is held during a step or a hand-over.
     """
@@ -100,7 +100,7 @@ class ServerSession:
         self.client = connection.peer_id
         self.sequence_id = opened.sequence_id
         self.sequence = sequence
-        self.handed_to: deque[str] = deque(maxlen=MAX_TAKERS)
+        self.may_take_over: deque[str] = deque(maxlen=MAX_TAKERS)
         self.task: asyncio.Task[None] | None = None
         self.lock = asyncio.Lock()
         self.connection = connection
@@ -229,7 +229,7 @@ class ServerSession:
             num_links = self._link.num_links
             looped = self._link.push_token(self._answered, output.token.token_id, step.draw)
             push_failed = not looped and self._link.is_cut_off
-        # for a single token in the middle, the client waits for the last server's answer only
+        # the client waits for no answer about a single token but the last server's
         is_forwarded_token = step.forward and self._link.next is not None and step.num_rows == 1
         result = StepResult(
             sequence_id=self.sequence_id,
@@ -368,7 +368,7 @@ async def hand_over(
 ) -> None:
     """Send the keys and values of the sequence. No steps run meanwhile. Raises PeerRefused unless the client allowed
     this peer to have them."""
-    if session is None or peer_id not in session.handed_to:
+    if session is None or peer_id not in session.may_take_over:
         raise PeerRefused("there is no such session here that you may take over", remedy="run it again")
     async with session.lock, aclosing(session.sequence.export(request.start, request.end)) as pieces:
         await stream.send(KvHeader(length=session.sequence.length).to_bytes())

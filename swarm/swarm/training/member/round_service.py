@@ -7,7 +7,6 @@ a step that this member has not begun yet waits until it does. The only state is
 from __future__ import annotations
 
 import asyncio
-import math
 
 from swarm_protocol.commit_messages import Abort, Certificate, Lock, Vote, VoteReply
 from swarm_protocol.envelope import unverified
@@ -36,6 +35,8 @@ MAX_PENDING_REVOCATIONS = 64
 """Maximum revocations that a member keeps until the state knows them: each step takes in one."""
 WATCHED_S = 5.0
 """Seconds after the last question of a peer that watches, in which it may ask again: `run watch` asks every second."""
+MAX_WATCHERS = 64
+"""Maximum peers that watch of which a member knows what they were shown: it forgets first those that asked first."""
 
 
 class RoundService:
@@ -48,15 +49,14 @@ class RoundService:
         self._driver: RoundDriver | None = None
         self._changed = asyncio.Event()
         self._closed = False
-        self._shown = (-math.inf, 0)
-        """The time of the last answer to a peer that watches, and the outer step that it was shown."""
+        self._shown: dict[str, tuple[float, int]] = {}
+        """The time of the last answer to each peer that watches, and the outer step that it was shown."""
 
     @property
     def is_watched(self) -> bool:
         """Return whether a peer that watches the run may soon ask for the newest state, which it was not shown yet."""
-        at_s, step = self._shown
-        passed_s = asyncio.get_running_loop().time() - at_s
-        return step < self._context.replica.outer_step and passed_s < WATCHED_S
+        newest, since_s = self._context.replica.outer_step, asyncio.get_running_loop().time() - WATCHED_S
+        return any(step < newest and at_s > since_s for at_s, step in self._shown.values())
 
     async def open(self) -> None:
         network, methods = self._context.network, self._context.methods
@@ -114,7 +114,10 @@ class RoundService:
             known, attempt = self._driver.known, self._driver.attempt
         replica = self._context.replica
         if wanted.watches:
-            self._shown = asyncio.get_running_loop().time(), replica.outer_step
+            self._shown.pop(peer, None)  # so that the last to ask comes last
+            self._shown[peer] = asyncio.get_running_loop().time(), replica.outer_step
+            if len(self._shown) > MAX_WATCHERS:
+                del self._shown[next(iter(self._shown))]
         return Standing(
             outer_step=replica.outer_step,
             state_digest=replica.digest,

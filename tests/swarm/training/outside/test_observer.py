@@ -11,10 +11,11 @@ from unittest.mock import AsyncMock
 
 import pytest
 from support.training_swarm import Member, Swarm, certified, config
+from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.members_watch import let_others_finish
-from swarm.training.member.round_service import WATCHED_S
+from swarm.training.member.round_service import MAX_WATCHERS, WATCHED_S
 from swarm.training.outside.observer import CommittedStep, Observer
 from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods
@@ -113,6 +114,33 @@ def test_member_waits_for_an_observer_only_shortly_after_its_last_look() -> None
             return [watched, member.trainer.is_watched]
 
     assert virtual_time.run(main()) == [True, False]
+
+
+def test_member_stays_for_each_peer_that_watches_and_keeps_a_bounded_number_of_them() -> None:
+    async def main() -> tuple[list[bool], int]:
+        async with Swarm(config(outer_steps=2, min_group=2)) as swarm:
+            member = await swarm.join("a")
+            request = StandingRequest(run=swarm.run.run_id, step=1, watches=True).to_bytes()
+            names = (Identity(bytes([n]) * 32) for n in range(MAX_WATCHERS + 2))
+            watchers = [swarm.internet.network(name) for name in names]
+
+            async def ask(watcher: Network) -> bool:
+                await watcher.call(member.peer_id, Methods(swarm.run.run_id).standing, request, timeout_s=5)
+                return member.trainer.is_watched
+
+            await swarm.join("b")
+            await asyncio.sleep(0.1)
+            for watcher in watchers[-2:]:
+                await ask(watcher)
+            await swarm.finish()
+            seen = [member.trainer.is_watched, *[await ask(watcher) for watcher in watchers[-2:]]]
+            for watcher in watchers:
+                await ask(watcher)
+                await watcher.close()
+            assert member.trainer._steps is not None
+            return seen, len(member.trainer._steps.service._shown)
+
+    assert virtual_time.run(main()) == ([True, True, False], MAX_WATCHERS)
 
 
 def test_observer_never_counts_as_a_member() -> None:

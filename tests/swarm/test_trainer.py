@@ -140,7 +140,11 @@ print("weights", weights_digest(module))
 """
 
 
-def test_trainer_of_a_run_that_its_file_describes_gives_its_model(tmp_path: Path) -> None:
+def test_trainer_of_a_run_that_its_file_describes_gives_its_model_and_stays_while_it_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = iter([True, False])
+    monkeypatch.setattr(RunMember, "is_watched", property(lambda _: next(asked)))
     tiny = {
         "model_type": "llama",
         "vocab_size": 256,
@@ -156,6 +160,7 @@ def test_trainer_of_a_run_that_its_file_describes_gives_its_model(tmp_path: Path
     with Trainer(tmp_path / "run.toml", peers=[], options=OPTIONS) as trainer:
         assert [step.outer_step for step in trainer] == [1, 2]
         assert trainer.module(torch.zeros(1, 3, dtype=torch.int64)).logits.shape == (1, 3, 256)
+    assert not list(asked), "it left at once"
 
 
 def test_trainer_of_a_run_that_starts_from_a_checkpoint_begins_with_its_weights(tmp_path: Path) -> None:

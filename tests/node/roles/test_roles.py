@@ -124,6 +124,23 @@ def test_finished_training_says_for_whom_and_how_long_it_stays() -> None:
     assert len(err.getvalue().splitlines()) == 1
 
 
+def test_finished_training_stays_while_it_is_watched() -> None:
+    async def scene() -> float:
+        run = SignedRun(config=RunConfig(name="x"), peer_id="author", issued_at=1, signature=b"")
+        network = MagicMock(peer_id="me")
+        membership = MagicMock(trainers=AsyncMock(return_value={}))  # nobody is behind
+        node = MagicMock(network=network, membership=membership, work_end=Shutdown(), metrics=Registry())
+        training = RunTraining(node, run)
+        training._trainer = MagicMock(is_watched=True)
+        now = asyncio.get_running_loop().time
+        since_s = now()
+        asyncio.get_running_loop().call_later(3, setattr, training._trainer, "is_watched", False)
+        await training.let_others_finish()
+        return now() - since_s
+
+    assert virtual_time.run(scene()) == pytest.approx(3, abs=1.1)
+
+
 @pytest.mark.parametrize(("takes_s", "lines"), [(0.5, []), (5.0, ["waiting for the current step"])])
 def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: list[str]) -> None:
     err = io.StringIO()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from support.network_worlds import eventually, libp2p_node
 from swarm.network import libp2p_network
-from swarm.network.clock_watch import ClockWatch, clock_skews_s
-from swarm.network.libp2p.greeting import hello_of
+from swarm.network.clock_watch import ClockWatch, ask_greetings, clock_skews_s
+from swarm.network.libp2p.greeting import Greeting, hello_of
 from swarm.network.libp2p.unary_connection import UnaryAnswer
+from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.limits import MAX_CLOCK_SKEW_S
 
 
@@ -55,3 +57,15 @@ def test_clocks_of_connected_peers_are_asked(tmp_path: Path, monkeypatch: pytest
             await network.close()
 
     asyncio.run(main())
+
+
+def test_greetings_of_other_networks_and_peers_that_do_not_answer_are_left_out() -> None:
+    hellos = {"a": hello_of("swarm", 7.0), "b": hello_of("other", 7.0)}
+
+    async def greet(peer_id: str, **_: object) -> Greeting:
+        if peer_id not in hellos:
+            raise PeerUnreachable("it has left", peer_id=peer_id)
+        return Greeting(hello=hellos[peer_id], skew_s=0.0)
+
+    asked = ask_greetings(MagicMock(**{"gate.greet": greet}), ["a", "b", "c"], "swarm")
+    assert [each.hello for each in asyncio.run(asked)] == [hellos["a"]]

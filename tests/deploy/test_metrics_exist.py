@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -117,3 +118,39 @@ def test_promtool_takes_rules_and_configuration() -> None:
             [promtool, *check], cwd=DEPLOY / "prometheus", capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+STALLED = """
+rule_files: [{rules}]
+tests:
+  - interval: 1m
+    input_series:
+      - series: 'swarm_trainer_rounds_total{{result="committed",instance="trainer"}}'
+        values: "1+1x20 21x60"
+      - series: 'swarm_trainer_outer_step{{instance="trainer"}}'
+        values: "1+1x20 21x60"
+      - series: 'swarm_trainer_num_outer_steps{{instance="trainer"}}'
+        values: "100x80"
+    alert_rule_test:
+      - {{alertname: SwarmRunStalled, eval_time: 47m}}
+      - alertname: SwarmRunStalled
+        eval_time: 53m
+        exp_alerts:
+          - exp_labels: {{severity: warning, instance: trainer, result: committed}}
+            exp_annotations: {annotations}
+"""
+"""A member that commits its last step in minute 20."""
+
+
+def test_stalled_run_alerts_after_half_an_hour_as_the_alert_says(tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    rules_file = DEPLOY / "prometheus" / "rules.yml"
+    alerts = [rule for group in yaml.safe_load(rules_file.read_text())["groups"] for rule in group["rules"]]
+    [said] = [rule["annotations"] for rule in alerts if rule.get("alert") == "SwarmRunStalled"]
+    annotations = json.dumps(said).replace("{{ $labels.instance }}", "trainer")
+    file = tmp_path / "stalled.yml"
+    file.write_text(STALLED.format(rules=rules_file, annotations=annotations))
+    done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -9,17 +9,17 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from openai.types import CompletionUsage
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm.client.possession_checks import PossessionChecks
 from swarm.newest_items import NewestItems
-from swarm.serving.checking.finished_answer import CheckReport
+from swarm.serving.checking.finished_answer import CheckReport, Result
 
 from swarm_node.gateway import http_limits
 from swarm_node.http.http_error import REFUSAL
-from swarm_node.metrics.metric_registry import Reading, Registry
+from swarm_node.metrics.metric_registry import Reading, Registry, start_at_zero
 from swarm_node.node import FirstTokenWait
 
 WINDOW_S = 300.0
@@ -52,6 +52,8 @@ class Metrics:
         self._reroutes = registry.counter("swarm_gateway_reroutes_total")
         self._replayed_tokens = registry.counter("swarm_gateway_replayed_tokens_total")
         self._failover = registry.histogram("swarm_gateway_failover_seconds")
+        start_at_zero(self.success, ("stop", "length"))
+        start_at_zero(self._reroutes, ("replay", "handover"))
 
     def used(self, usage: CompletionUsage, traces: Sequence[Mapping[str, Any]]) -> None:
         """Record what a request used. `traces` are those of its generations, which have ended."""
@@ -76,6 +78,7 @@ class SpotCheckCounter:
     def __init__(self, registry: Registry) -> None:
         self._checks = registry.counter("swarm_gateway_spot_checks_total")
         self._lies = registry.counter("swarm_gateway_proved_lies_total")
+        start_at_zero(self._checks, get_args(Result))
 
     def add(self, report: CheckReport) -> None:
         self._checks.labels(report.result).inc()

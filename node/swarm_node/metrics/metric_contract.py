@@ -198,7 +198,7 @@ SERVER: MetricGroup = {
 }
 TRAINER: MetricGroup = {
     "swarm_link_num_slow": _gauge(
-        "Members, or links between two members, that were slower than the others in three consecutive rounds.",
+        "Members, or links between two members, that were slower than the others in four rounds in a row.",
         "every 10 s, from the reports of the run's members",
         kind="`sender`, `receiver` or `link`",
     ),

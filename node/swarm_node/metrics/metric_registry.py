@@ -79,6 +79,15 @@ class Registry:
         return prometheus.generate_latest(self._registry)
 
 
+def start_at_zero(counter: prometheus.Counter, values: Iterable[str]) -> None:
+    """Expose the counter's only label with each of `values`, before anything is counted.
+
+    Prometheus sees no increase in a series that first appears with a value above 0.
+    """
+    for value in values:
+        counter.labels(value)
+
+
 class _Sources(Collector):
     def __init__(self) -> None:
         self.each: list[ReadingSource] = []

@@ -18,7 +18,7 @@ from swarm.training import trainer_events as events
 from swarm_protocol.records import PathKind, RoundReport
 from swarm_protocol.version import software_version
 
-from swarm_node.metrics.metric_registry import Reading, Registry
+from swarm_node.metrics.metric_registry import Reading, Registry, start_at_zero
 
 if TYPE_CHECKING:
     # these import torch, which a node that neither serves nor trains must not load
@@ -153,6 +153,7 @@ class TrainerMetrics:
         self._validated = registry.counter("swarm_trainer_intervals_validated_total")
         self._sent = registry.counter("swarm_trainer_sent_bytes_total")
         self._fetched = registry.counter("swarm_trainer_fetched_bytes_total")
+        start_at_zero(self._validated, ("exact", "close", "wrong"))
         registry.gauge("swarm_trainer_num_outer_steps").set(num_outer_steps)
 
     def count(self, event: events.TrainingEvent) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from support.exposed_metrics import whole_exposition
+from support.exposed_metrics import samples, whole_exposition
+from swarm_node.gateway.metrics import Metrics, SpotCheckCounter
 from swarm_node.metrics.metric_contract import METRICS
+from swarm_node.metrics.metric_registry import Registry
+from swarm_node.metrics.readings import TrainerMetrics
 
 SUFFIXES = re.compile(r"_(bucket|count|sum|created)$")
 
@@ -92,3 +95,22 @@ def test_values_equal_those_of_their_sources() -> None:
         if found.get((name, tuple(sorted(labels.items())))) != pytest.approx(value)
     }
     assert wrong == {}
+
+
+def test_counters_with_few_labels_are_exposed_at_zero_before_anything_is_counted() -> None:
+    """Prometheus sees no increase in a series that begins above 0."""
+    registry = Registry()
+    Metrics(registry)
+    SpotCheckCounter(registry)
+    TrainerMetrics(registry, 40)
+    found = {(sample.name, *sample.labels.values()): sample.value for sample in samples(registry.exposition().decode())}
+    for name, label in (
+        ("swarm_gateway_reroutes_total", "how"),
+        ("swarm_gateway_request_success_total", "finished_reason"),
+        ("swarm_gateway_spot_checks_total", "result"),
+        ("swarm_trainer_rounds_total", "result"),
+    ):
+        values = re.findall(r"`(\w+)`", METRICS[name].labels[label])
+        assert {found.get((name, value)) for value in values} == {0.0}, name
+    tiers = {found.get(("swarm_trainer_intervals_validated_total", tier)) for tier in ("exact", "close", "wrong")}
+    assert tiers == {0.0}

@@ -95,7 +95,8 @@ def combined(gateway: Starlette, dashboard: ASGIApp) -> ASGIApp:
     """Combine both in one application.
 
     The gateway, with its own keys and limits, gets all paths whose first segment is that of a gateway route. It also
-    gets requests of programs that left out the `/v1` of OpenAI's routes, since its error explains this.
+    gets requests of programs with a wrong base URL, since its error explains this: those that left out the `/v1` of
+    OpenAI's routes, and all with methods that the dashboard does not have.
     """
     paths = {route.path for route in gateway.routes if isinstance(route, Route)}
     beginnings = {path.split("/")[1] for path in paths}
@@ -104,6 +105,7 @@ def combined(gateway: Starlette, dashboard: ASGIApp) -> ASGIApp:
         path = scope.get("path", "")
         lacks_beginning = f"/v1{path}" in paths and "text/html" not in Headers(scope=scope).get("accept", "")
         is_gateways = lacks_beginning or path.partition("/")[2].partition("/")[0] in beginnings
+        is_gateways = is_gateways or scope.get("method", "GET") not in {"GET", "HEAD"}
         await (gateway if is_gateways else dashboard)(scope, receive, send)
 
     return app

@@ -38,8 +38,9 @@ TAGS = MappingProxyType({"unknown_role": "role", "union_tag_invalid": "type", "u
 """Errors of an object that are about the field that names its type."""
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 UNDER_V1 = {"/v1/models", "/v1/responses", *TEXT_FIELDS}
-"""Paths that a client requests without /v1 if its base URL lacks /v1."""
-BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1"
+ENDPOINTS = tuple(path.removeprefix("/v1") for path in UNDER_V1)
+"""Ends of these paths, which a client appends to its base URL."""
+BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1, directly after the host"
 HINTS = MappingProxyType({"/v1/responses": "this gateway has no Responses API: set the client to chat completions"})
 """Advice for paths that clients request by default and that are not offered."""
 PARSING = "There was an error parsing the body"
@@ -162,7 +163,8 @@ def _from_http(error: HTTPException, request: Request) -> HttpError:
     code, message = CODES.get(error.status_code), str(error.detail)
     if code in {"not_found", "method_not_allowed"}:
         path = request.url.path[:MAX_PATH_CHARS]
-        hint = BASE_URL if f"/v1{path}" in UNDER_V1 else HINTS.get(path, "/openapi.json lists all routes")
+        has_wrong_base = path not in UNDER_V1 and path.endswith(ENDPOINTS)
+        hint = BASE_URL if has_wrong_base else HINTS.get(path, "/openapi.json lists all routes")
         message = f"there is no {request.method} {path} here: {hint}"
     allowed = {"Allow": _methods(request)} if code == "method_not_allowed" else {}
     return HttpError(error.status_code, message, code=code, headers={**(error.headers or {}), **allowed})

@@ -324,6 +324,8 @@ def test_gateway_answers_its_own_paths_beside_the_dashboard(source: ExampleSourc
             # the gateway answers a program whose base URL lacks /v1, and a visitor is shown a page
             assert (await client.post("/models", headers={"accept": "*/*"})).text == "the gateway's"
             assert (await client.get("/models", headers={"accept": "text/html,*/*"})).headers["location"] == "/#models"
+            # the dashboard is read-only: another method is a program's, whose base URL is wrong
+            assert (await client.post("/api/v1/chat/completions")).text == "the gateway's"
 
     asyncio.run(main())
 

@@ -179,8 +179,14 @@ def test_request_to_the_responses_api_is_refused_with_the_api_to_use() -> None:
     converse(ScriptedClient(), conversation)
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/embeddings", "/responses"])
-def test_error_names_a_base_url_without_v1(path: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/chat/completions", "/completions", "/embeddings", "/responses"),
+        *("/v1/v1/chat/completions", "/api/v1/chat/completions", "/openai/deployments/tiny/chat/completions"),
+    ],
+)
+def test_error_names_a_base_url_with_anything_but_v1(path: str) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         with pytest.raises(api.NotFoundError, match="a base URL that ends with /v1"):
             await openai.with_options(base_url=str(openai.base_url).removesuffix("v1/")).post(

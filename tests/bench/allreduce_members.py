@@ -28,7 +28,7 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_values
 from swarm.training.allreduce.peer_connections import PeerConnections
 from swarm.training.run.methods import Methods
-from swarm.trust.aggregators import get_aggregator
+from swarm.trust.standard_aggregators import get_aggregator
 from swarm_compression import get_codec, warm_up
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.reduction_messages import ReduceOpening

@@ -28,9 +28,9 @@ from swarm.training.allreduce.part_reduction import PartReducer
 from swarm.training.allreduce.parts import ReductionScheme, leaf_values
 from swarm.training.member.held_out_effects import effect_of
 from swarm.training.standing.held_out_scores import HeldOutRule, HeldOutScores
-from swarm.trust.aggregators import get_aggregator
 from swarm.trust.kernels import Floats
 from swarm.trust.mixing import DEFAULT_LIAR_SHARE, get_mixing, leaf_beacon
+from swarm.trust.standard_aggregators import get_aggregator
 from swarm_compression import get_codec
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity

@@ -22,8 +22,8 @@ from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.run.run_tables import DataConfig, InnerConfig
 from swarm.training.state.outer_step import apply_outer_step
 from swarm.trust.aggregator import AggregationReport, Aggregator
-from swarm.trust.aggregators import get_aggregator
 from swarm.trust.mixing import NO_MIXING, get_mixing
+from swarm.trust.standard_aggregators import get_aggregator
 from swarm_compression import get_codec
 from torch import Tensor
 

@@ -19,9 +19,9 @@ from bench.report import Report
 from support.aggregated import aggregate
 from swarm.training.allreduce.parts import FRAME_VALUES
 from swarm.trust.aggregator import Aggregator
-from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm.trust.kernels import Floats
 from swarm.trust.mixing import Bucketing, NearestNeighbours
+from swarm.trust.standard_aggregators import aggregator_names, get_aggregator
 
 pytestmark = pytest.mark.bench
 

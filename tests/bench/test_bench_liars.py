@@ -20,8 +20,8 @@ from bench.report import Report
 from support.aggregated import aggregate
 from swarm.training.run.run_config import DEFAULT_AGGREGATOR
 from swarm.trust.aggregator import AggregationReport
-from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm.trust.kernels import Floats
+from swarm.trust.standard_aggregators import aggregator_names, get_aggregator
 
 pytestmark = pytest.mark.bench
 

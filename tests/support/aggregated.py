@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from swarm.trust.aggregation import Aggregation
 from swarm.trust.aggregator import AggregationReport, Aggregator
 from swarm.trust.kernels import Floats
+from swarm.trust.leaf_aggregation import Aggregation
 
 
 def aggregate(

@@ -1,7 +1,7 @@
 """Defines the interface of aggregators: an aggregator decides from at most M x M numbers of each leaf how the members'
 slices are combined.
 
-The loops over values are in `aggregation` and `kernels`. The result of every aggregator is
+The loops over values are in `leaf_aggregation` and `kernels`. The result of every aggregator is
 
     sum over members of coefficient * slice  +  centre * (the start or trimmed mean, see `Aggregator.survey`)
 

@@ -3,9 +3,9 @@
 Where members train on unlike data, honest slices lie far apart. An aggregator that looks for agreement then leaves
 honest slices out, or follows liars that hide among them. Means of several slices lie closer together. A mixing decides
 which slices go into which mean, from the weights and the scalar products of the slices of one leaf; the loops over
-values are in `aggregation`. The decision is a pure function of what an auditor of the leaf has, with the same bits on
-every machine. How much is mixed follows from the group and from `liar_share`, the largest share of the group's weight
-that liars may have.
+values are in `leaf_aggregation`. The decision is a pure function of what an auditor of the leaf has, with the same bits
+on every machine. How much is mixed follows from the group and from `liar_share`, the largest share of the group's
+weight that liars may have.
 
 Shapes: L leaves, M members, K mixed slices.
 """

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from support.aggregated import aggregate
 from swarm.trust.aggregator import AggregationReport
-from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm.trust.kernels import Floats, products
 from swarm.trust.mixing import Bucketing, Mixing, NearestNeighbours, get_mixing, leaf_beacon, mixing_names
+from swarm.trust.standard_aggregators import aggregator_names, get_aggregator
 
 ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
 NUM_VALUES = 400

@@ -42,8 +42,8 @@ from swarm.training.allreduce.parts import (
     num_values,
 )
 from swarm.training.standing.held_out_scores import discounted_weights
-from swarm.trust.aggregation import Aggregation
 from swarm.trust.kernels import blocks
+from swarm.trust.leaf_aggregation import Aggregation
 from swarm.trust.mixing import leaf_beacon
 
 logger = logging.getLogger(__name__)

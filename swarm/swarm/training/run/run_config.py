@@ -30,7 +30,6 @@ from swarm.training.run.settings import (
 from swarm.training.standing.entrance import Entrance, Probation
 from swarm.training.standing.held_out_scores import HeldOutRule
 from swarm.trust.aggregator import Aggregator
-from swarm.trust.aggregators import Mean, aggregator_names, get_aggregator, parameters_of
 from swarm.trust.mixing import (
     DEFAULT_LIAR_SHARE,
     MOST_LIARS,
@@ -40,6 +39,7 @@ from swarm.trust.mixing import (
     get_mixing,
     mixing_names,
 )
+from swarm.trust.standard_aggregators import Mean, aggregator_names, get_aggregator, parameters_of
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """The codecs of `swarm_compression`, which cannot be imported here: it brings torch, and nodes without it read runs."""

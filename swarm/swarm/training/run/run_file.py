@@ -43,7 +43,7 @@ from swarm.training.run.signed_run import (
     verify_mapping,
     without_signature,
 )
-from swarm.trust.aggregators import get_aggregator, parameters_of
+from swarm.trust.standard_aggregators import get_aggregator, parameters_of
 
 _WIDTH = 110  # of a comment, in characters
 _HEAD = """\

@@ -42,7 +42,7 @@ from swarm.training.run.settings import (
     table_of,
     with_floats,
 )
-from swarm.trust.aggregators import aggregator_names, parameter_names
+from swarm.trust.standard_aggregators import aggregator_names, parameter_names
 
 MAX_RUN_FILE_BYTES = 1 << 16
 _PURPOSE = b"swarm-run:"

@@ -37,7 +37,7 @@ from swarm.training.allreduce.parts import (
 )
 from swarm.training.allreduce.peer_connections import PeerConnections
 from swarm.training.run.methods import Methods
-from swarm.trust.aggregators import aggregator_names, get_aggregator
+from swarm.trust.standard_aggregators import aggregator_names, get_aggregator
 from swarm_compression import Codec, get_codec, warm_up
 from swarm_compression.codec import Data
 from swarm_protocol.envelope import OutOfTime

@@ -9,8 +9,8 @@ from support.wrong_reduction import CODEC, NUM_VALUES, reduced
 from swarm.training.allreduce import part_reduction
 from swarm.training.allreduce.leaf_checks import reduced_leaf, reduced_leaves
 from swarm.training.allreduce.parts import ReductionScheme, num_leaves
-from swarm.trust.aggregators import aggregator_names, get_aggregator
 from swarm.trust.mixing import get_mixing, mixing_names
+from swarm.trust.standard_aggregators import aggregator_names, get_aggregator
 
 LEAVES = [num_leaves(NUM_VALUES) - 1, 0, 7, 3]
 """The leaves in the order in which they are drawn. The last leaf of the vector is shorter than the others."""

@@ -8,8 +8,8 @@ from swarm.training.allreduce import part_reduction
 from swarm.training.allreduce.part_reduction import NOTABLE_VALUES, PartReducer
 from swarm.training.allreduce.parts import FRAME_VALUES, ReductionScheme
 from swarm.training.run.run_config import RunConfig
-from swarm.trust.aggregators import get_aggregator
 from swarm.trust.mixing import Bucketing, Mixing, NearestNeighbours
+from swarm.trust.standard_aggregators import get_aggregator
 from swarm_compression import get_codec
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution

@@ -18,7 +18,7 @@ from swarm.training.allreduce.part_streams import FrameInbox, PartStreams
 from swarm.training.allreduce.parts import FRAME_VALUES, ReductionScheme
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
 from swarm.training.run.methods import Methods
-from swarm.trust.aggregators import get_aggregator
+from swarm.trust.standard_aggregators import get_aggregator
 from swarm_compression import get_codec
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.aggregated import aggregate
-from swarm.trust.aggregation import Aggregation, AggregationError, NotFinite
 from swarm.trust.aggregator import AggregationReport
-from swarm.trust.aggregators import (
+from swarm.trust.kernels import Doubles, Floats, centred, median_cut, network, products, squares, trimmed_mean
+from swarm.trust.leaf_aggregation import Aggregation, AggregationError, NotFinite
+from swarm.trust.mixing import Bucketing, Mixing, NearestNeighbours
+from swarm.trust.standard_aggregators import (
     aggregator_names,
     get_aggregator,
     parameter_names,
     parameters_of,
 )
-from swarm.trust.kernels import Doubles, Floats, centred, median_cut, network, products, squares, trimmed_mean
-from swarm.trust.mixing import Bucketing, Mixing, NearestNeighbours
 
 ROBUST = ("median", "trimmed_mean", "geometric_median", "centered_clip", "multi_krum")
 NUM_VALUES = 500

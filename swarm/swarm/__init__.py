@@ -1,4 +1,4 @@
-"""Swarm: volunteers lend machines to train and to serve language models together, with no master.
+"""Swarm: volunteers lend machines to train and to serve language models together, without a central server.
 
     from swarm import Client
 

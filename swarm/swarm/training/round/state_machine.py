@@ -8,14 +8,14 @@ The machine already runs during the member's interval, since others may be ready
 coordinator and one signed group. A failed attempt changes nothing but the attempt's number: the contribution is kept.
 
 No two replicas commit different outcomes of one step. A member casts its prepare vote for an outcome when it holds all
-parts and has audited them. With the prepare votes of two thirds of the group it holds a lock, writes it to disk, and
-casts its commit vote; the commit votes of two thirds are a certificate. Both times enough members of the state before
-must be among the voters (see `quorum`). A report names the lock, so that the next group resumes the locked outcome
-before any new one. So at most one side of a partitioned network goes on, and the other side follows it later. This
-holds even if fewer than a third of the members lie. A coordinator asks absent members where they are before it goes on
-without them, so it learns from a member that has committed already. If too many members are gone without a word, the
-run waits for some of them. A `min_group` of 1 voids this guarantee, and so do liars where a majority is enough. The two
-sides then have different states, and the certificates decide which side follows the other.
+parts and has audited them. With the prepare votes of two thirds of the deciding members it holds a lock, writes it to
+disk, and casts its commit vote; the commit votes of two thirds are a certificate. Both times enough members of the
+state before must be among the voters (see `quorum`). A report names the lock, so that the next group resumes the locked
+outcome before any new one. So at most one side of a partitioned network goes on, and the other side follows it later.
+This holds even if fewer than a third of the members lie. A coordinator asks absent members where they are before it
+goes on without them, so it learns from a member that has committed already. If too many members are gone without a
+word, the run waits for some of them. A `min_group` of 1 voids this guarantee, and so do liars where a majority is
+enough. The two sides then have different states, and the certificates decide which side follows the other.
 
 A group in which nobody has tokens reduces nothing and commits no outer step. It commits the roster: its members hold
 the leases that follow. A run's first round has such a group, and so does a round whose members all failed to train.

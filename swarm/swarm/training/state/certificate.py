@@ -1,9 +1,9 @@
 """Certificates, which prove that a state was committed, and all other signatures in a run: made and checked here.
 
-A certificate is a signed group and the commit votes of two thirds of its members for one outcome. It names the state,
-so that its holder can check a state from strangers. It does not prove that the members were honest, or that they are
-the run's. For that, enough members of a trusted earlier state must be among its voters (`state_sync.follows`). If too
-many of these have been replaced, the certificates in between show the way, link by link: each replica keeps a
+A certificate is a signed group and the commit votes of two thirds of its deciding members for one outcome. It names the
+state, so that its holder can check a state from strangers. It does not prove that the members were honest, or that they
+are the run's. For that, enough members of a trusted earlier state must be among its voters (`state_sync.follows`). If
+too many of these have been replaced, the certificates in between show the way, link by link: each replica keeps a
 `CertificateHistory` (`certificate_history`) to show to others.
 
 A resume order may replace a certificate: the run's author signs that the named members go on from a state without the

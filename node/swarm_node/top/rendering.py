@@ -204,7 +204,7 @@ def _server_facts(server: ServerView) -> Text:
         return Text(f"convicted and not used: {clean(server.convicted, 200)}", "red")
     return Text.assemble(
         (server.state, STYLES.get(server.state, "")),
-        f" {server.start}:{server.end}, {server.queue_depth}  waiting, {server.decode_ms_per_block:.1f} ms per block, "
+        f" {server.start}:{server.end}, {server.queue_depth} waiting, {server.decode_ms_per_block:.1f} ms per block, "
         f"{rate(server.tokens_per_s)}, {'relayed' if server.relayed else 'direct'}{moving}",
     )
 

@@ -507,6 +507,34 @@ def test_end_of_a_run_is_projected_only_while_it_trains(state: str, said: str) -
         assert said in client.get(f"/runs/{run}").text
 
 
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("training", "Members report other outer steps than 9, the newest whose proof is here. Its group agreed"),
+        ("finished", "No member is at outer step 9 any more. Its group agreed"),
+    ],
+)
+def test_run_whose_members_are_elsewhere_says_so_without_alarm_while_it_trains(state: str, said: str) -> None:
+    source = example_source(8)
+    run = source.overview().runs[0].run
+    detail = source.run_details[run]
+    changes = {"state": state, "outer_step": 9, "num_at_step": 0, "num_agreeing": 0}
+    source.run_details[run] = detail.model_copy(update={"run": detail.run.model_copy(update=changes)})
+    with opened(source) as client:
+        assert said in client.get(f"/runs/{run}").text
+
+
+def test_table_of_nodes_says_from_where_a_node_is_reached_as_its_filter_does() -> None:
+    """Visitors read "this machine" as their own."""
+    source = example_source(8)
+    for peer_id, detail in source.node_details.items():
+        node = detail.node.model_copy(update={"reachability": "this machine only", "state": "alive"})
+        source.node_details[peer_id] = detail.model_copy(update={"node": node})
+    with opened(source) as client:
+        text = client.get("/nodes").text
+    assert text.count(">from its own machine only<") == len(source.nodes()) + 1, "each row, and the filter"
+
+
 def test_node_that_has_a_break_says_when_it_lends_again(source: ExampleSource, client: TestClient) -> None:
     some = next(node for node in source.nodes() if node.state == "alive")
     paused = some.model_copy(update={"pause": "hours", "lends_again_at": 1795557600.0})

@@ -69,8 +69,7 @@ def needs(snapshot: NetworkSnapshot, me: str) -> list[Need]:
     """Return what the network lacks, thinnest first, then models, then by name. The records of `me` do not count."""
     found: list[Need] = []
     for name, servers in snapshot.models.items():
-        need = _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me})
-        if need is not None:
+        if need := _model_need(name, {peer: each for peer, each in servers.records.items() if peer != me}):
             found.append(need)
     for name, trainers in snapshot.runs.items():
         active = [

@@ -36,14 +36,12 @@ NUM_COPY_DIALS = 8
 async def start_host(options: Libp2pOptions, given: GivenPeers, policy: DialPolicy) -> Host:
     """Start this node's host, unless another running node has its identity. The check runs during the start, before
     this node connects to any peer. Raises StartError."""
-    peer_id = given.own_peer_id
     daemon_options = options.for_daemon()
     asked: tuple[PeerAddr | Contact, ...] = (*given.addrs, *options.remembered[:NUM_COPY_DIALS])
-    if not asked:
+    # a network whose invitations are bound admits no anonymous host that could ask
+    if not asked or (options.invitation is not None and options.invitation.terms.is_bound):
         return await Host.start(daemon_options)
-    if options.invitation is not None and options.invitation.terms.is_bound:
-        return await Host.start(daemon_options)  # the network admits no anonymous host that could ask
-    checking = check_identity_is_free(asked, peer_id, options.network_id, policy, options.invitation)
+    checking = check_identity_is_free(asked, given.own_peer_id, options.network_id, policy, options.invitation)
     check = asyncio.create_task(checking)
     host: Host | None = None
     try:

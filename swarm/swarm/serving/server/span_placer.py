@@ -20,7 +20,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, sole_spans, turn_hash, work_ms
+from swarm.router.placement import PlacementDecision, choose_move, choose_span, sole_spans, turn_hash, work_ms
 from swarm.router.routing import format_spans
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.capability import (
@@ -88,19 +88,18 @@ class SpanPlacer:
 
     async def start(self) -> PlacementDecision:
         """Decide, load and serve. Raises ConfigError or IntegrityError, and then leaves nothing behind."""
-        capability: SpanCapability | None = None
+        options, capability = self._options, None
         try:
-            if self._options.span is None:
-                capability = await in_own_thread(
-                    measure_capability, self._model_dir, self._network.peer_id, self._options
-                )
+            if options.span is None:
+                capability = await in_own_thread(measure_capability, self._model_dir, self._network.peer_id, options)
                 decision = await self._decide(capability)
             else:
-                start, end = self._options.span
+                start, end = options.span
                 decision = PlacementDecision(start=start, end=end, reason="its blocks were given")
             if self._on_choice is not None:
                 self._on_choice(decision)
-            await asyncio.to_thread(self._options.fetch_blocks, decision.start, decision.end)
+            await asyncio.to_thread(options.fetch_blocks, decision.start, decision.end)
+            num_blocks = decision.end - decision.start
             server = SpanServer(
                 self._network,
                 self._membership,
@@ -108,11 +107,11 @@ class SpanPlacer:
                 name=self._name,
                 start=decision.start,
                 end=decision.end,
-                options=await asyncio.to_thread(self._server_options, decision, capability),
+                options=await asyncio.to_thread(options_for, num_blocks, self._model_dir, capability, options),
             )
-            server.announcer.is_relayed = self._options.is_relayed()
+            server.announcer.is_relayed = options.is_relayed()
             self._hidden_size = open_model(self._model_dir).hidden_size
-            server.announcer.send_ms = NUM_COPIES * hidden_ms(self._hidden_size, self._options.up_bytes_per_s)
+            server.announcer.send_ms = NUM_COPIES * hidden_ms(self._hidden_size, options.up_bytes_per_s)
             await server.start()
         except BaseException:
             self._membership.withdraw("serve", self._name)
@@ -161,8 +160,9 @@ class SpanPlacer:
 
     async def _decide(self, capability: SpanCapability) -> PlacementDecision:
         files, revision = capability.files, capability.revision
-        capacity = await self._with_links(capability.capacity, revision)
-        # the links, from which others compute the choice of this node
+        rtt_ms = await self._membership.rtts_ms(await self._servers(revision), timeout_s=LINKS_WITHIN_S)
+        capacity = replace(capability.capacity, rtt_ms=rtt_ms)
+        # others compute the choice of this node from its links
         capability = replace(capability, capacity=capacity)
         if not capability.is_whole:
             self._announce_joining(choose_span(await self._servers(revision), files.num_blocks, capacity), capability)
@@ -182,13 +182,6 @@ class SpanPlacer:
                 f"{self._options.up_bytes_per_s * 8 / 1e6:g} Mbit/s",
                 remedy="allow more with --max-upload, or give it the model's last blocks with --blocks",
             )
-
-    def _server_options(self, decision: PlacementDecision, capability: SpanCapability | None) -> ServerOptions:
-        return options_for(decision.end - decision.start, self._model_dir, capability, self._options)
-
-    async def _with_links(self, capacity: Capacity, revision: str) -> Capacity:
-        servers = await self._servers(revision)
-        return replace(capacity, rtt_ms=await self._membership.rtts_ms(servers, timeout_s=LINKS_WITHIN_S))
 
     async def _servers(self, revision: str) -> Mapping[str, ServeRecord]:
         try:
@@ -271,7 +264,7 @@ class SpanPlacer:
         move = await self._better(server, capability)
         if move is None:
             return
-        options = self._server_options(move, capability)
+        options = options_for(move.end - move.start, self._model_dir, capability, self._options)
         # before the move is announced, since this may take long; afterwards this node checks that it still wants to
         # move
         await asyncio.to_thread(self._options.fetch_blocks, move.start, move.end)

@@ -278,7 +278,7 @@ GATEWAY: MetricGroup = {
     "swarm_gateway_http_requests_total": _counter(
         "HTTP requests, by route and status.",
         "when a request was answered or its client disconnected (`gone`)",
-        route="the route's pattern; `other` for unknown paths",
+        route="the route's pattern; `other` for unknown paths, and where key, rate or the body's form is refused",
         method="`GET`, `HEAD`, `POST` or `other`",
         status="the HTTP status, or `gone`",
     ),

@@ -12,6 +12,7 @@ from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, Sc
 from openai import AsyncOpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from swarm_node.gateway.metrics import MAX_WAITS, WINDOW_S, FirstTokenWaits, Metrics, RequestTimes
+from swarm_node.metrics.metric_contract import METRICS
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import FirstTokenWait
 
@@ -180,3 +181,12 @@ def test_metrics_of_a_request_time_its_first_token_once() -> None:
     with RequestTimes(metrics):
         pass  # refused, without a token
     assert metrics.first_tokens.newest() == first
+
+
+def test_request_refused_by_its_body_s_form_is_counted_under_no_route_as_the_contract_says() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        await openai._client.post(f"{openai.base_url}completions", content="x", headers={"content-type": "text/plain"})
+        assert (await _read(openai))["http_requests_total,POST,other,415"] == 1
+        assert "body's form" in METRICS["swarm_gateway_http_requests_total"].labels["route"]
+
+    converse(ScriptedClient(), conversation)

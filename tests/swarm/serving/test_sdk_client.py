@@ -718,6 +718,7 @@ class Endless:
 @asynccontextmanager
 async def connect(**_):
     yield Endless()
+    print("closed", flush=True)
 
 client.AsyncClient.connect = connect
 opened = client.Client(peers=[]).__enter__()
@@ -733,9 +734,23 @@ def run_with_opened(code: str, folder: Path) -> tuple[str, str]:
     return ended.stdout, ended.stderr
 
 
-def test_program_ends_although_it_has_closed_neither_its_client_nor_an_answer(tmp_path: Path) -> None:
+def test_program_that_leaves_its_client_and_an_answer_open_ends_and_closes_them(tmp_path: Path) -> None:
     code = "from opened import opened\nanswer = opened.generate(model='tiny', prompt='hi')\nprint(next(answer))"
-    assert run_with_opened(code, tmp_path) == ("x\n", "")
+    assert run_with_opened(code, tmp_path) == ("x\nclosed\n", "")
+
+
+def test_closed_client_is_not_kept_until_the_program_ends(tmp_path: Path) -> None:
+    code = """
+import gc, weakref
+import opened
+
+kept = weakref.ref(opened.opened)
+opened.opened.close()
+del opened.opened
+gc.collect()
+print(kept())
+"""
+    assert run_with_opened(code, tmp_path) == ("closed\nNone\n", "")
 
 
 def test_forked_process_is_told_that_the_client_is_another_process_s(tmp_path: Path) -> None:
@@ -756,7 +771,7 @@ os.waitpid(child, 0)
 print(opened.models())
 """
     told = "this client belongs to another process: open a client in each process"
-    assert run_with_opened(code, tmp_path) == (f"{told}\n()\n", "")
+    assert run_with_opened(code, tmp_path) == (f"{told}\n()\nclosed\n", "")
 
 
 def test_import_of_swarm_is_light() -> None:

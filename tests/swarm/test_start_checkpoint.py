@@ -51,7 +51,8 @@ def values_of(directory: Path, run: RunConfig) -> torch.Tensor:
     return Layout.of(model, run.fragments).flatten(model)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# bloom has no maximum context length, which a run needs
+@pytest.mark.parametrize("family", sorted(FAMILIES.keys() - {"bloom"}))
 def test_bring_gives_the_values_that_transformers_reads(tmp_path: Path, family: str) -> None:
     directory = write_model(tmp_path / "model", FAMILIES[family]())
     source = copy_at(directory, tmp_path)

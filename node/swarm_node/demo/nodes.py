@@ -172,6 +172,11 @@ class NodeProcess:
     def ended(self) -> bool:
         return self.process.returncode is not None
 
+    @property
+    def was_read(self) -> bool:
+        """Tell whether everything that the process printed has been read. It may end before that."""
+        return self.process.stdout is not None and self.process.stdout.at_eof()
+
 
 class Fleet:
     """All processes of one demo, with their files below `root`. Their events go to `state`, then to `on_event`."""
@@ -261,7 +266,7 @@ class Fleet:
             if follower.done():
                 follower.result()
         for node in self.processes.values():
-            if node.ended and not node.killed:
+            if node.ended and node.was_read and not node.killed:
                 logged = node.log_path.read_text(errors="replace").strip().splitlines()
                 why = self.state.node(node.name).error or (logged[-1] if logged else "it printed nothing")
                 raise DemoError(

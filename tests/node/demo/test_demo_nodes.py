@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from swarm_node.demo.nodes import DemoError, DemoState, Fleet
@@ -86,8 +87,22 @@ def test_node_that_ends_early_is_quoted_by_its_error_event(tmp_path: Path) -> No
         with pytest.raises(DemoError, match="the port is taken"):
             await _ready(fleet)
 
-    script = 'print(\'{"event": "error", "message": "the port is taken", "remedy": ""}\')\nraise SystemExit(1)'
-    _with_fleet(tmp_path, script, use)
+    _with_fleet(tmp_path, ERROR, use)
+
+
+def test_node_that_ends_before_its_output_is_read_is_quoted_too(tmp_path: Path) -> None:
+    async def use(fleet: Fleet) -> None:
+        node = await fleet.spawn("node-1", "join")
+        output: Any = node.process._transport.get_pipe_transport(1)  # type: ignore[attr-defined]
+        output.pause_reading()
+        while not node.ended:
+            await asyncio.sleep(0.01)
+        fleet.check()
+        output.resume_reading()
+        with pytest.raises(DemoError, match="the port is taken"):
+            await fleet.until(lambda: False, within_s=60, what="a second event")
+
+    _with_fleet(tmp_path, ERROR, use)
 
 
 def test_node_that_prints_no_events_is_detected(tmp_path: Path) -> None:

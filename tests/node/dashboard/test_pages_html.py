@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -489,6 +490,16 @@ def test_node_that_has_finished_a_run_does_not_train_it() -> None:
     assert not re.search(r">(serves and )?trains<", text)
 
 
+def run_page(**changes: Any) -> str:
+    """Return the page of a run whose view has these `changes`."""
+    source = example_source(8)
+    run = source.overview().runs[0].run
+    detail = source.run_details[run]
+    source.run_details[run] = detail.model_copy(update={"run": detail.run.model_copy(update=changes)})
+    with opened(source) as client:
+        return client.get(f"/runs/{run}").text
+
+
 @pytest.mark.parametrize(
     ("state", "said"),
     [
@@ -498,13 +509,7 @@ def test_node_that_has_finished_a_run_does_not_train_it() -> None:
     ],
 )
 def test_end_of_a_run_is_projected_only_while_it_trains(state: str, said: str) -> None:
-    source = example_source(8)
-    run = source.overview().runs[0].run
-    detail = source.run_details[run]
-    view = detail.run.model_copy(update={"state": state, "projected_end": None})
-    source.run_details[run] = detail.model_copy(update={"run": view})
-    with opened(source) as client:
-        assert said in client.get(f"/runs/{run}").text
+    assert said in run_page(state=state, projected_end=None)
 
 
 @pytest.mark.parametrize(
@@ -515,13 +520,7 @@ def test_end_of_a_run_is_projected_only_while_it_trains(state: str, said: str) -
     ],
 )
 def test_run_whose_members_are_elsewhere_says_so_without_alarm_while_it_trains(state: str, said: str) -> None:
-    source = example_source(8)
-    run = source.overview().runs[0].run
-    detail = source.run_details[run]
-    changes = {"state": state, "outer_step": 9, "num_at_step": 0, "num_agreeing": 0}
-    source.run_details[run] = detail.model_copy(update={"run": detail.run.model_copy(update=changes)})
-    with opened(source) as client:
-        assert said in client.get(f"/runs/{run}").text
+    assert said in run_page(state=state, outer_step=9, num_at_step=0, num_agreeing=0)
 
 
 def test_table_of_nodes_says_from_where_a_node_is_reached_as_its_filter_does() -> None:

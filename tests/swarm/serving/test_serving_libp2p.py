@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ import uvloop
 from support.leaks import no_leaks
 from support.network_worlds import eventually, libp2p_node
 from swarm.client import AsyncClient, Client, SamplingParams
+from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.serving.server.span_server import SpanServer
 from swarm_protocol.errors import SessionError, StartError
@@ -32,31 +34,41 @@ STEERED = SamplingParams(
 )
 
 
+@asynccontextmanager
+async def three_servers(
+    tmp_path: Path, model_dir: Path, make_node_record: Any
+) -> AsyncIterator[tuple[Libp2pNetwork, dict[str, int], AsyncClient]]:
+    """Start a seed, servers of blocks 0:3, 3:6 and 3:6, and a client that knows all three. Yield the seed, the process
+    id of each server's daemon, and the client."""
+    async with AsyncExitStack() as stack:
+        seed = await libp2p_node(tmp_path / "seed")
+        stack.push_async_callback(seed.close)
+        daemons: dict[str, int] = {}
+        for index, (start, end) in enumerate([(0, 3), (3, 6), (3, 6)]):
+            network = await libp2p_node(tmp_path / f"s{index}", peers=await seed.addrs())
+            stack.push_async_callback(network.close)
+            membership = await stack.enter_async_context(Membership(network))
+            membership.announce(make_node_record())
+            server = SpanServer(network, membership, model_dir, name="tiny", start=start, end=end)
+            await server.start()
+            stack.push_async_callback(server.close)
+            daemons[network.peer_id] = network._host.daemon.pid
+        client = await stack.enter_async_context(
+            AsyncClient.connect(peers=await seed.addrs(), network_id=seed.network_id)
+        )
+
+        async def all_known() -> bool:
+            return any(model.num_servers == 3 for model in await client.models())
+
+        await eventually(all_known)
+        yield seed, daemons, client
+
+
 def test_libp2p_answer_loses_no_token_when_a_server_is_killed(
     llama_dir: Path, tmp_path: Path, local_tokens: Any, make_node_record: Any, tokenize: Any
 ) -> None:
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            seed = await libp2p_node(tmp_path / "seed")
-            stack.push_async_callback(seed.close)
-            servers: dict[str, tuple[Any, SpanServer]] = {}
-            for index, (start, end) in enumerate([(0, 3), (3, 6), (3, 6)]):
-                network = await libp2p_node(tmp_path / f"s{index}", peers=await seed.addrs())
-                stack.push_async_callback(network.close)
-                membership = await stack.enter_async_context(Membership(network))
-                membership.announce(make_node_record())
-                server = SpanServer(network, membership, llama_dir, name="tiny", start=start, end=end)
-                await server.start()
-                stack.push_async_callback(server.close)
-                servers[network.peer_id] = network, server
-            client = await stack.enter_async_context(
-                AsyncClient.connect(peers=await seed.addrs(), network_id=seed.network_id)
-            )
-
-            async def all_known() -> bool:
-                return any(model.num_servers == 3 for model in await client.models())
-
-            await eventually(all_known)
+        async with three_servers(tmp_path, llama_dir, make_node_record) as (seed, daemons, client):
             steered = [token.token_id async for token in client.generate(**ASKED, sampling=STEERED)]
             generation = client.generate(**ASKED)
             tokens = []
@@ -64,7 +76,7 @@ def test_libp2p_answer_loses_no_token_when_a_server_is_killed(
                 tokens.append(token.token_id)
                 if len(tokens) == 8:
                     victim = generation.trace()["hops"][1]["peer_id"]
-                    os.kill(servers[victim][0]._host.daemon.pid, signal.SIGKILL)
+                    os.kill(daemons[victim], signal.SIGKILL)
             assert tokens == local_tokens(llama_dir, tokenize(PROMPT), NUM_TOKENS)
             (replay,) = generation.trace()["replays"]
             assert replay["lost_peer"] == victim
@@ -105,27 +117,7 @@ def test_libp2p_answer_that_has_grown_loses_no_token_when_a_server_is_killed(
     num_tokens = 120
 
     async def main() -> None:
-        async with AsyncExitStack() as stack:
-            seed = await libp2p_node(tmp_path / "seed")
-            stack.push_async_callback(seed.close)
-            daemons: dict[str, int] = {}
-            for index, (start, end) in enumerate([(0, 3), (3, 6), (3, 6)]):
-                network = await libp2p_node(tmp_path / f"s{index}", peers=await seed.addrs())
-                stack.push_async_callback(network.close)
-                membership = await stack.enter_async_context(Membership(network))
-                membership.announce(make_node_record())
-                server = SpanServer(network, membership, llama_dir, name="tiny", start=start, end=end)
-                await server.start()
-                stack.push_async_callback(server.close)
-                daemons[network.peer_id] = network._host.daemon.pid
-            client = await stack.enter_async_context(
-                AsyncClient.connect(peers=await seed.addrs(), network_id=seed.network_id)
-            )
-
-            async def all_known() -> bool:
-                return any(model.num_servers == 3 for model in await client.models())
-
-            await eventually(all_known)
+        async with three_servers(tmp_path, llama_dir, make_node_record) as (_, daemons, client):
             generation = client.generate(model="tiny", prompt=PROMPT, ignore_eos=True)
             tokens = []
             async for token in generation:

@@ -7,6 +7,7 @@ shown over real HTTP. Each record is signed anew every 30 s, as members do. Prin
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +18,9 @@ import uvloop
 from support.dashboard_world import fetch_nothing, node_record, trainer_record
 from support.plain_records import serve_record
 from swarm.network.membership import Membership
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.network.memory.memory_routes import AccessLink
+from swarm.network.rate import Rate
 from swarm_node.dashboard.app import create_dashboard
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.history import DashboardHistory
@@ -30,13 +34,12 @@ NUM_BLOCKS = 64
 MODELS = ("large", "middle", "small")
 
 
-class Peers:
-    """Implements what Membership asks of a Network: many peers' records, some signed anew with each lookup."""
-
-    peer_id = Identity(b"d" * 32).peer_id
-    network_id = "bench"
+class Peers(MemoryNetwork):
+    """A network whose lookups find many peers' records, some signed anew with each lookup."""
 
     def __init__(self, num_nodes: int) -> None:
+        unlimited = AccessLink(up=Rate(math.inf), down=Rate(math.inf), clock_offset_s=0.0)
+        super().__init__(MemoryInternet(), Identity(b"d" * 32), "bench", unlimited)
         self._identities = [Identity(index.to_bytes(32, "big")) for index in range(1, num_nodes + 1)]
         self._held: dict[str, dict[str, Envelope]] = {}
         self._due: list[tuple[float, int]] = []
@@ -64,12 +67,6 @@ class Peers:
                 self._due[place] = (due_at + REFRESH_S, index)
         return [envelope for key in keys for envelope in self._held.get(key, {}).values()]
 
-    async def serve(self, method: str, handler: object) -> None:
-        pass
-
-    async def publish(self, key: str, payload: bytes, *, lifetime_s: float) -> bool:
-        return True
-
 
 def _records(index: int) -> list[Record]:
     """Return the records of a node. Two of three nodes serve, the others train."""
@@ -92,9 +89,9 @@ def _records(index: int) -> list[Record]:
 
 async def main(num_nodes: int, history: Path) -> None:
     network = Peers(num_nodes)
-    async with Membership(network) as membership, DashboardHistory(history) as stored:  # type: ignore[arg-type]
+    async with Membership(network) as membership, DashboardHistory(history) as stored:
         collector = Collector(
-            network,  # type: ignore[arg-type]
+            network,
             membership,
             stored,
             fetch_run=fetch_nothing,

@@ -32,13 +32,16 @@ SERVER = Path(__file__).with_name("dashboard_server.py")
 def dashboard(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
     """Start a dashboard and yield its process and its URL."""
     environment = {**os.environ, "PYTHONPATH": str(SERVER.parents[1]), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [sys.executable, str(SERVER), str(NUM_NODES), str(folder / "history.sqlite")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    )
+    log = folder / "log"
+    with log.open("w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, str(SERVER), str(NUM_NODES), str(folder / "history.sqlite")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env=environment,
+        )
     assert process.stdout is not None
     assert process.stdin is not None
     try:
@@ -51,6 +54,7 @@ def dashboard(folder: Path) -> Iterator[tuple[psutil.Process, str]]:
             process.kill()
         process.wait()
         process.stdout.close()
+    assert "Traceback" not in log.read_text()  # overviews that fail cost little
 
 
 class Visitor:

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.bench
 NUM_ROUNDS = 300
 MAX_TOKENS = 512
 NUM_SEATS = (1, 16, 64)
-BOUNDS_MS = {1: 0.3, 16: 1.0}
+BOUNDS_MS = {1: 0.3, 16: 1.0, 64: 10.0}
 """The most time that the engine may add to a model's step, by the number of sequences."""
 
 
@@ -52,8 +52,9 @@ async def rounds_ms(num_sequences: int, *, is_last: bool) -> list[float]:
     running = asyncio.create_task(engine.run())
     end = 4 if is_last else 3
     sequences = [engine.open(client=f"c{i % 4}", start=0, end=end, max_tokens=MAX_TOKENS) for i in range(num_sequences)]
-    token, pick, times = torch.tensor([5]), Pick(TokenDraw()) if is_last else None, []
-    for _ in range(NUM_ROUNDS):
+    token, times = torch.tensor([5]), []
+    for index in range(NUM_ROUNDS):
+        pick = Pick(TokenDraw(index=index)) if is_last else None  # every FINGERPRINT_EVERY-th draw has a fingerprint
         since = time.perf_counter()
         await asyncio.gather(
             *(sequence.step(token, Want.NOTHING if is_last else Want.ALL, pick) for sequence in sequences)
@@ -68,10 +69,12 @@ async def rounds_ms(num_sequences: int, *, is_last: bool) -> list[float]:
 
 def test_bench_engine_overhead_of_a_pass() -> None:
     report = Report("engine: what it adds to one pass")
+    best_ms: dict[int, float] = {}
     for num_sequences in NUM_SEATS:
         for name, is_last in (("hidden states of 512", False), ("tokens picked of 32,000", True)):
             times = asyncio.run(rounds_ms(num_sequences, is_last=is_last))
             report.row(f"{num_sequences} sequences, {name}", median_ms=statistics.median(times), best_ms=min(times))
-            # the best round counts, since other work on the machine is not the engine's cost
-            assert min(times) < BOUNDS_MS.get(num_sequences, 10.0)
+            best_ms[num_sequences] = max(best_ms.get(num_sequences, 0.0), min(times))
     report.show()
+    # the best round counts, since other work on the machine is not the engine's cost
+    assert all(best_ms[num_sequences] < bound_ms for num_sequences, bound_ms in BOUNDS_MS.items()), best_ms

@@ -279,9 +279,27 @@ class QuitterWithMadeUpPart(QuitterWithVote):
         return outcome
 
 
+class QuitterWithUndecodablePart(QuitterWithMadeUpPart):
+    """The made-up part is its own, which no other member has, and no encoder writes such bytes."""
+
+    async def _outcome(self, driver: RoundDriver, signed: SignedGroup, digest: bytes) -> Outcome:
+        context = self.context
+        await asyncio.sleep(1.0)  # until it has the parts of the others
+        butterfly = driver.reductions._reductions[digest].butterfly
+        parts = [bytes(part.data) for part in butterfly._parts]
+        mine = signed.group.peer_ids.index(context.network.peer_id)
+        parts[mine] = b"\xff" * len(parts[mine])
+        digests = tuple(hashlib.sha256(part).digest() for part in parts)
+        self.made_up.add(digests[mine])
+        outcome = await context.replica.propose(context.executor, digest, signed.group, ())
+        context.replica.parts_of = lambda _: tuple(parts)  # type: ignore[method-assign]
+        return replace(outcome, part_digests=digests)
+
+
+@pytest.mark.parametrize("kind", [QuitterWithMadeUpPart, QuitterWithUndecodablePart])
 @pytest.mark.parametrize("is_audited", [True, False])
 def test_vote_for_a_made_up_part_convinces_nobody_and_has_no_honest_owner_accused(
-    is_audited: bool, monkeypatch: pytest.MonkeyPatch
+    kind: type[QuitterWithMadeUpPart], is_audited: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a large group most members audit other parts. Without `is_audited`, nobody audits any part."""
     if not is_audited:
@@ -299,7 +317,7 @@ def test_vote_for_a_made_up_part_convinces_nobody_and_has_no_honest_owner_accuse
             names = [f"m{index}" for index in range(3)]
             for name in names:
                 await swarm.join(name, inner=SyntheticInner(num_values=100_000))
-            quitter = await swarm.join("quitter", kind=QuitterWithMadeUpPart, inner=SyntheticInner(num_values=100_000))
+            quitter = await swarm.join("quitter", kind=kind, inner=SyntheticInner(num_values=100_000))
             liars.append(quitter.peer_id)
             members = await swarm.finish(*names)
             assert isinstance(quitter.trainer, QuitterWithMadeUpPart)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -42,7 +42,7 @@ from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.committed_slices import MadePart, are_committed, undecodable
 from swarm.training.allreduce.leaf_checks import audit_plan, draw_audited_leaves, hashed_part, part_leaf, reduced_leaves
 from swarm.training.allreduce.part_streams import blamed
-from swarm.training.allreduce.parts import CaughtLying, backup_peer, part_leaves
+from swarm.training.allreduce.parts import CaughtLying, backup_peer, decoded_frames, part_leaves
 
 _Slices: TypeAlias = dict[int, tuple[AuditedSlice, ...]]
 """The contributors' slices, by the index of the leaf within its part."""
@@ -128,9 +128,12 @@ class Auditing:
 
     async def compare(self, parts: Sequence[Data]) -> None:
         """Raises RoundError if one of `parts`, which another member shows, is not the one that its owner has given to
-        this member, or that this member has made."""
+        this member, or that this member has made, and IntegrityError if one cannot be decoded."""
         if await self._streams.off_loop(self.butterfly.differs_from, parts):
             raise RoundError("another member shows other parts than their owners have given")
+        # the voters that show a part may have made it up; those of owners were decoded when they came
+        decoded = decoded_frames(self._group, parts, self._streams.scheme.codec)
+        await self._streams.off_loop(deque, decoded, 0)
 
     async def _answer_for(self, part: int) -> tuple[MadePart, bytes]:
         async with self._answering[part]:

@@ -127,10 +127,12 @@ def fail(
     assert signed is not None
     # members that voted have all parts, and would have sent them
     state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
-    votes = valid_votes(state, "prepare")
+    votes = Counter(vote.outcome for vote in valid_votes(state, "prepare").values())
     if votes and not state.recovering:
-        outcome = next(iter(votes.values())).outcome
-        return replace(state, recovering=True), [recover(state, signed, outcome)]
+        ((outcome, _),) = votes.most_common(1)
+        # the reduction's time may be over; those that voted wait this long for others
+        deadline = max(state.timers.deadline or now, now + signed.group.vote_s)
+        return replace(state, recovering=True, timers=Timers(deadline=deadline)), [recover(state, signed, outcome)]
     return leave_group(state, reason, accused, now, missing=missing)
 
 

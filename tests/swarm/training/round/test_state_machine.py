@@ -492,6 +492,19 @@ def test_member_that_loses_too_many_others_reports_how_many_the_run_needs(lost: 
     assert ("waits" in notice.reason) == bool(words)
 
 
+def test_member_out_of_time_gets_what_most_voted_for_within_the_time_of_a_vote() -> None:
+    """One that votes before all others could otherwise have it look for parts that nobody else has."""
+    lie, group = outcome(FIRST, b"l"), FIRST.group
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (1.5, vote_of(OTHERS[0], FIRST, lie))]
+    script += [(2.0, vote_of(peer, FIRST, OUTCOME)) for peer in (COORDINATOR, OTHERS[1])]
+    state, (recover,) = run([*script, (1.0 + group.reduce_s, Tick())])
+    assert isinstance(recover, Recover)
+    assert recover.outcome == OUTCOME
+    assert machine.wake_at(state) == 1.0 + group.reduce_s + group.vote_s
+    state, actions = machine.step(state, Tick(), 1.0 + group.reduce_s + group.vote_s)
+    assert any(isinstance(each, GiveUp) for each in actions)
+
+
 def test_finished_round_ignores_all_events() -> None:
     me, script = member_commits()
     state, actions = run(script[:-1], setup(me))

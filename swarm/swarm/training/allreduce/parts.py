@@ -77,10 +77,10 @@ def _share(ratio: float) -> float:
 def part_values(num_values: int, bandwidths: tuple[float, ...]) -> tuple[int, ...]:
     """Return how many values each owner reduces, in proportion to `bandwidths`. They sum to `num_values`. Parts begin
     where leaves do."""
-    total, edges, passed, leaf = sum(bandwidths), [0], 0.0, leaf_values(num_values)
-    for bandwidth in bandwidths:
-        passed += bandwidth
-        edge = round(num_values * passed / total / leaf) * leaf
+    edges, leaf = [0], leaf_values(num_values)
+    passed = list(accumulate(bandwidths))  # and not `sum`, which rounds floats otherwise from Python 3.12 on
+    for each in passed:
+        edge = round(num_values * each / passed[-1] / leaf) * leaf
         edges.append(max(edges[-1], min(edge, num_values)))
     edges[-1] = num_values
     return tuple(stop - start for start, stop in pairwise(edges))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import round_scripts
 from support.work_count import num_lines
+from swarm.training.allreduce import parts
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.clusters import draw_clusters
 from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, UNINVITED, decision_s, grace_after
@@ -366,6 +368,13 @@ def test_fair_shares_are_clamped_for_a_liar_and_usual_for_a_newcomer(claimed: in
 
 def test_fair_shares_are_equal_when_no_bandwidth_is_known() -> None:
     assert fair_shares((0, 0, 0)) == (1.0, 1.0, 1.0)
+
+
+def test_part_values_do_not_depend_on_the_version_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members that compute other sizes refuse the group. From Python 3.12 on, `sum` rounds floats like `fsum`."""
+    shares = fair_shares((25_000_000, 40_000_000, 25_000_000, 25_000_000, 40_000_000, 25_000_000))
+    monkeypatch.setattr(parts, "sum", math.fsum, raising=False)
+    assert part_values(1280, shares) == (256, 256, 256, 0, 256, 256)
 
 
 def test_form_group_sizes_parts_by_bandwidths() -> None:

@@ -135,7 +135,7 @@ class RoundHistory:
         return Withdrew(peer=self._peer())
 
     def expired(self) -> Event:
-        return CredentialsExpired(at=self.chance.random() * 100)
+        return CredentialsExpired(attempt=self._attempt(), at=self.chance.random() * 100)
 
     def lost(self) -> Event:
         return Lost(peer=self._peer(), reason="it broke")

@@ -156,7 +156,7 @@ class ReportCalls:
                 at = context.network.now() + CREDENTIAL_MARGIN_S + POLL_S
                 if _any_expires_by(at, action.ready.credentials):
                     # the coordinator would refuse the report, and would look as if it were gone
-                    self._feed(CredentialsExpired(at=at))
+                    self._feed(CredentialsExpired(attempt=action.ready.attempt, at=at))
                     return
                 self.bytes_sent += len(request)
                 data = await context.network.call(peer, context.methods.ready, request, timeout_s=POLL_S + SILENT_S)
@@ -228,7 +228,7 @@ class TakenReports:
         context, at = self._context, self._context.network.now()
         if _any_expires_by(at, action.group.credentials):
             # every member would refuse a group that is signed now
-            self._feed(CredentialsExpired(at=at))
+            self._feed(CredentialsExpired(attempt=action.group.attempt, at=at))
             return
         signed = context.signatures.sign_group(action.group, at, self._setup.sequence)
         self._groups.add(signed)

@@ -148,12 +148,12 @@ def on_withheld(state: RoundState, now: float) -> Transition:
     return give_up(state, reason, (state.coordinator,), now)
 
 
-def on_expired(state: RoundState, at: float, now: float) -> Transition:
+def on_expired(state: RoundState, attempt: int, at: float, now: float) -> Transition:
     """Drop the credentials that expire by `at`, in Unix seconds. Members that show such a credential are told to report
     again with what they have then. This member reports without it, and without a newcomer that may not enter then. If
     it may have reported to this attempt already, it reports in a later one: two reports to one attempt would convict
     it."""
-    if state.phase not in {"forming", "signing"}:
+    if state.phase not in {"forming", "signing"} or attempt != state.attempt:
         return state, []
 
     def holds(credential: RunCredential) -> bool:

@@ -48,9 +48,10 @@ class Withdrew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CredentialsExpired:
-    """Credentials in this member's report, or in the group that it was about to sign, expire before `at`, in Unix
-    seconds."""
+    """Credentials in this member's report to `attempt`, or in the group of `attempt` that it was about to sign and has
+    not signed, expire before `at`, in Unix seconds."""
 
+    attempt: int
     at: float
 
 

@@ -148,8 +148,8 @@ def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C9
             return on_reported(state, peer, ready, now)
         case Withdrew(peer=peer):
             return replace(state, ready={by: each for by, each in state.ready.items() if by != peer}), []
-        case CredentialsExpired(at=at):
-            return on_expired(state, at, now)
+        case CredentialsExpired(attempt=attempt, at=at):
+            return on_expired(state, attempt, at, now)
         case Lost(peer=peer, reason=reason):
             return _on_lost(state, peer, reason, now)
         case Moved(attempt=attempt, to=to):

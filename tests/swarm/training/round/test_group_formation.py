@@ -450,7 +450,7 @@ def waiting_coordinator(num_absent: int = 0) -> RoundState:
 
 
 def test_coordinator_signs_no_expired_credential_and_asks_its_member_to_report_again() -> None:
-    state, actions = step(waiting_coordinator(), CredentialsExpired(at=100.0), 2.0)
+    state, actions = step(waiting_coordinator(), CredentialsExpired(attempt=0, at=100.0), 2.0)
     told, sign = actions
     assert told == Reply(peer=E, reply=ReadyReply(kind="left_out", reason=EXPIRED))
     assert isinstance(sign, Sign)
@@ -460,7 +460,7 @@ def test_coordinator_signs_no_expired_credential_and_asks_its_member_to_report_a
 
 
 def test_coordinator_does_not_wait_for_absent_members_again_when_a_credential_expires() -> None:
-    state, actions = step(waiting_coordinator(num_absent=1), CredentialsExpired(at=100.0), 50.0)
+    state, actions = step(waiting_coordinator(num_absent=1), CredentialsExpired(attempt=0, at=100.0), 50.0)
     assert [type(action) for action in actions] == [Reply, Sign]
     assert state.phase == "signing"
 
@@ -485,7 +485,7 @@ def test_head_signs_an_acceptable_group_when_its_newcomers_credential_expires(re
     (sign,) = actions
     assert isinstance(sign, Sign)
     assert sign.group.credentials
-    _, (sign,) = step(state, CredentialsExpired(at=100.0), 2.0)
+    _, (sign,) = step(state, CredentialsExpired(attempt=0, at=100.0), 2.0)
     assert isinstance(sign, Sign)
     (brought,) = [each.newcomers for each in sign.group.members if each.peer_id == head]
     assert brought == (() if required else (E,))
@@ -501,7 +501,7 @@ def test_member_reports_without_an_expired_credential_only_in_another_attempt() 
     (ask,) = actions
     assert isinstance(ask, Ask)
     assert ask.ready.credentials
-    state, actions = step(state, CredentialsExpired(at=100.0), 1.0)
+    state, actions = step(state, CredentialsExpired(attempt=0, at=100.0), 1.0)
     (notice,) = actions
     assert isinstance(notice, GiveUp)
     assert (notice.reason, notice.missing) == (OWN_EXPIRED, ())
@@ -540,11 +540,32 @@ def test_founder_with_an_expired_invitation_signs_no_group_and_the_others_contin
     state, (sign,) = step(state, Tick(), 50.0)
     assert isinstance(sign, Sign)
     assert {*sign.group.peer_ids} == {A, B, C}
-    state, (notice, *replies) = step(state, CredentialsExpired(at=100.0), 100.0)
+    state, (notice, *replies) = step(state, CredentialsExpired(attempt=0, at=100.0), 100.0)
     assert isinstance(notice, GiveUp)
     assert (notice.reason, notice.missing) == (UNINVITED, ())
     assert replies == [Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=1)) for peer in others]
     assert not state.faults.failed
+
+
+def test_coordinator_signs_no_second_group_when_its_credential_expired_in_an_earlier_attempt() -> None:
+    """Two groups of one attempt would convict it. The event of the earlier attempt may wait behind the last report."""
+    founders, first = (A, B, C), coordinator_of(attempt_beacon("run", DIGEST, 5, 0), (A, B, C))
+    drawn = [coordinator_of(attempt_beacon("run", DIGEST, 5, attempt), founders) for attempt in range(20)]
+    later = next(attempt for attempt, peer in enumerate(drawn) if peer != first)
+    me = drawn[later]
+    state = uninvited(me, expires_at=100.0)
+    for peer in founders:
+        state, _ = step(state, Sighted(peer=peer, attempt=0), 0.0)
+    state, (ask,) = step(state, Offered(contribution=Contribution(peer_id=me)), 0.0)
+    assert isinstance(ask, Ask)
+    for peer in founders:
+        report = ready(0, attempt=later, num_tokens=0, loss=0.0, credentials=(invited(peer, expires_at=900.0),))
+        if peer != me:
+            state, _ = step(state, Reported(peer=peer, ready=report), 1.0)
+    state, (sign,) = step(state, Tick(), 30.0)
+    assert isinstance(sign, Sign)
+    assert sign.group.attempt == later
+    assert step(state, CredentialsExpired(attempt=0, at=100.0), 39.0) == (state, [])
 
 
 def test_founder_without_an_invitation_begins_no_run_alone_and_reports_why() -> None:

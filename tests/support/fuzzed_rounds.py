@@ -151,7 +151,7 @@ class RoundHistory:
         signer = state.coordinator if chance.random() < 0.8 else self._peer()
         others = chance.sample(OTHERS, chance.randrange(4)) if chance.random() < 0.5 else PEERS
         reports = {peer: ready(state.attempt) for peer in {*others, signer}}
-        reports |= {peer: each for peer, each in state.ready.items() if each.attempt == state.attempt}
+        reports |= {peer: each for peer, each in state.reports.items() if each.attempt == state.attempt}
         reports[state.setup.me] = own_report(state)
         group, _ = form_group(state.setup, state.attempt, reports)
         sent = self._sent(group, unchanged=0.7)
@@ -279,7 +279,7 @@ def check_bounded(state: RoundState) -> None:
     most = MAX_HEARD + len(state.setup.roster)
     in_group = len(state.signed.group.members) if state.signed else 0
     assert len(state.known) <= MAX_HEARD
-    assert len(state.ready) <= most
+    assert len(state.reports) <= most
     assert state.heard <= set(state.setup.roster)
     assert max(len(state.voting.prepare_votes), len(state.voting.commit_votes)) <= most + in_group
     assert len(state.voting.silent) <= most + in_group

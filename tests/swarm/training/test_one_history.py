@@ -207,7 +207,7 @@ class World:
     def _sign(self, me: str, group: Group) -> None:
         self._hand_out(me, group)
         if me == self.liar:
-            reports = {**self.members[me].state.ready, me: own_report(self.members[me].state)}
+            reports = {**self.members[me].state.reports, me: own_report(self.members[me].state)}
             for _ in range(2):
                 some = {peer: each for peer, each in reports.items() if peer == me or self.random.random() < 0.8}
                 other, _ = form_group(self.members[me].setup, group.attempt, some)

@@ -114,9 +114,9 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
         return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=reason))]
     before, state = state, without_doubt(state, peer)
     state = reached_again(state, peer, ready.attempt)
-    if state is before and ready.attempt == state.attempt and state.ready.get(peer) == ready:
+    if state is before and ready.attempt == state.attempt and state.reports.get(peer) == ready:
         return state, []  # it repeats its report while it waits, as hundreds do every second in a large run
-    state = replace(state, ready={**state.ready, peer: ready})
+    state = replace(state, reports={**state.reports, peer: ready})
     # any stranger could otherwise interrupt one attempt after the other
     is_heeded = peer in state.setup.roster or not roster_left(state)
     if ready.attempt > state.attempt and is_waiting(state) and is_heeded:
@@ -127,7 +127,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
 def _too_much(state: RoundState, peer: str, ready: Ready) -> str:
     """Return why a stranger's report is not kept until a group is formed, or an empty string if it is. Anyone can
     create any number of strangers, and a report can name thousands of trainers."""
-    if peer not in state.ready and len(state.ready) >= MAX_HEARD:
+    if peer not in state.reports and len(state.reports) >= MAX_HEARD:
         return "too many others are ready"
     brings = ready.followers or ready.newcomers or len(ready.credentials) > 1
     return "it brings other trainers, and heads no cluster" if brings else ""
@@ -160,7 +160,7 @@ def on_expired(state: RoundState, attempt: int, at: float, now: float) -> Transi
         return grant_of(credential).expires_at > at
 
     setup, mine = state.setup, state.mine
-    expired = [peer for peer, ready in state.ready.items() if not all(map(holds, ready.credentials))]
+    expired = [peer for peer, ready in state.reports.items() if not all(map(holds, ready.credentials))]
     if setup.credential is not None and not holds(setup.credential):
         setup = replace(setup, credential=None)
     if mine is not None:
@@ -169,10 +169,10 @@ def on_expired(state: RoundState, attempt: int, at: float, now: float) -> Transi
         # every member refuses a report with a newcomer that may not enter, and all work that comes with it
         newcomers = tuple(peer for peer in mine.newcomers if not setup.standings.refuses(peer, grants.get(peer)))
         mine = replace(mine, credentials=credentials, newcomers=newcomers)
-    kept = {peer: ready for peer, ready in state.ready.items() if peer not in expired}
+    kept = {peer: ready for peer, ready in state.reports.items() if peer not in expired}
     is_own = (setup, mine) != (state.setup, state.mine)
     was_signing = state.phase == "signing"
-    state = replace(state, setup=setup, mine=mine, ready=kept, phase="forming")
+    state = replace(state, setup=setup, mine=mine, reports=kept, phase="forming")
     has_enough = len(_ready_members(state)) >= setup.succession.min_group
     if was_signing and has_enough and not set(expired) & set(setup.roster):
         # the others have waited long enough: newcomers whose credentials expire one after the other must not restart
@@ -292,8 +292,8 @@ def _wait_for_electors(state: RoundState, now: float) -> Transition:
 
 
 def _current_reports(state: RoundState) -> dict[str, Ready]:
-    """Return the reports to this attempt, by member. `state.ready` has reports to later attempts, too."""
-    return {peer: each for peer, each in state.ready.items() if each.attempt == state.attempt}
+    """Return the reports to this attempt, by member. `state.reports` has reports to later attempts, too."""
+    return {peer: each for peer, each in state.reports.items() if each.attempt == state.attempt}
 
 
 def _ready_members(state: RoundState) -> set[str]:

@@ -41,7 +41,7 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
         timers=Timers(deadline=now + group.reduce_s),
         voting=replace(state.voting, prepare_votes=prepare_votes, commit_votes=commit_votes),
         # the reports to this attempt have their answer now
-        ready={peer: each for peer, each in state.ready.items() if each.attempt > state.attempt},
+        reports={peer: each for peer, each in state.reports.items() if each.attempt > state.attempt},
     )
     if group.resumes is None:
         return state, [Reduce(signed=signed)]
@@ -101,7 +101,7 @@ def on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Trans
         return state, []
     state = blame(state, (peer,), (), reason)
     state = replace(state, faults=replace(state.faults, convicted=state.faults.convicted | {peer}))
-    state = replace(state, ready={by: each for by, each in state.ready.items() if by != peer})
+    state = replace(state, reports={by: each for by, each in state.reports.items() if by != peer})
     if state.signed is not None and peer in state.signed.group.peer_ids:
         others = tuple(each for each in other_members(state) if each != peer)
         state, actions = leave_group(state, reason, (peer,), now)

@@ -190,7 +190,7 @@ class RoundState:
     """One member's state of one step. `begin_attempt` resets `phase` and the fields from `coordinator` on.
 
     The step began at `began_at`, and the member's newest interval took `interval_s`; 0: unknown. `mine` is its
-    contribution. `known` are peers seen in the run, `ready` the reports that it holds, and `heard` the members of the
+    contribution. `known` are peers seen in the run, `reports` what peers reported to it, and `heard` the members of the
     state that have answered or called in this attempt. A member that `abstains` takes part in no group (see `promise`).
     `asked` is the coordinator that it reports to. At the coordinator, `claimants` hold a lock of the outcome that the
     group resumes. A member that is `recovering` gets the parts from others instead of reducing.
@@ -203,7 +203,7 @@ class RoundState:
     interval_s: float = 0.0
     mine: Contribution | None = None
     known: tuple[str, ...] = ()
-    ready: Mapping[str, Ready] = field(default_factory=dict)
+    reports: Mapping[str, Ready] = field(default_factory=dict)
     lock: HeldLock | None = None
     own_prepare_vote: OwnPrepareVote | None = None
     abstains: bool = False
@@ -347,7 +347,7 @@ def begin_attempt(state: RoundState, attempt: int) -> Transition:
     """Begin `attempt`, and tell the peers that still wait for an earlier one."""
     replies: list[Action] = [
         Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=attempt))
-        for peer, each in state.ready.items()
+        for peer, each in state.reports.items()
         if each.attempt < attempt
     ]
     setup, faults = state.setup, state.faults
@@ -358,7 +358,7 @@ def begin_attempt(state: RoundState, attempt: int) -> Transition:
         interval_s=state.interval_s,
         mine=state.mine,
         known=state.known,
-        ready={peer: each for peer, each in state.ready.items() if each.attempt >= attempt},
+        reports={peer: each for peer, each in state.reports.items() if each.attempt >= attempt},
         lock=state.lock,
         own_prepare_vote=state.own_prepare_vote,
         abstains=state.abstains,

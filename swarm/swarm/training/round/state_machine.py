@@ -147,7 +147,7 @@ def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C9
         case Reported(peer=peer, ready=ready):
             return on_reported(state, peer, ready, now)
         case Withdrew(peer=peer):
-            return replace(state, ready={by: each for by, each in state.ready.items() if by != peer}), []
+            return replace(state, reports={by: each for by, each in state.reports.items() if by != peer}), []
         case CredentialsExpired(attempt=attempt, at=at):
             return on_expired(state, attempt, at, now)
         case Lost(peer=peer, reason=reason):

@@ -140,9 +140,9 @@ def test_report_of_a_stranger_with_followers_is_not_kept() -> None:
         state, [reply] = step(state, Reported(peer=E, ready=report), 1.0)
         assert isinstance(reply, Reply)
         assert reply.reply.kind == "left_out"
-    assert state.ready == {}
+    assert state.reports == {}
     state, _ = step(state, Reported(peer=E, ready=ready(0)), 1.0)
-    assert set(state.ready) == {E}
+    assert set(state.reports) == {E}
 
 
 def test_form_group_without_tokens_has_no_parts() -> None:

@@ -113,7 +113,7 @@ def test_report_from_another_state_or_resume_order_is_answered_and_not_kept(chan
     start = setup(COORDINATOR)
     state, actions = run([(0.0, Reported(peer=ME, ready=ready(**change)))], start)
     assert [(each.peer, each.reply.kind) for each in actions if isinstance(each, Reply)] == [(ME, "behind")]
-    assert not state.ready
+    assert not state.reports
 
 
 def test_abort_is_announced_before_the_attempt_is_given_up() -> None:
@@ -166,7 +166,7 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
         state, _ = machine.step(state, Reported(peer=f"stranger {number}", ready=ready()), 0.0)
         state, _ = machine.step(state, replace(vote_of(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
         state, _ = machine.step(state, replace(commit_vote_of(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
-    assert len(state.ready) <= 1024
+    assert len(state.reports) <= 1024
     assert len(state.voting.prepare_votes) <= 1024
     assert len(state.voting.commit_votes) <= 1024
 
@@ -247,7 +247,7 @@ def test_repeated_report_of_a_waiting_member_changes_nothing() -> None:
     assert again is state
     assert actions == []
     changed, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(leaving=True)), 2.0)
-    assert changed.ready[OTHERS[0]].leaving
+    assert changed.reports[OTHERS[0]].leaving
 
 
 def test_member_names_the_peers_for_which_it_waits() -> None:
@@ -275,7 +275,7 @@ def test_many_strangers_keep_no_member_from_voting_or_reporting() -> None:
         (0.0, Reported(peer=f"stranger {number}", ready=ready(num_tokens=0, num_samples=0))) for number in range(1100)
     ]
     state, _ = run([*script, (1.0, Reported(peer=OTHERS[0], ready=ready()))], setup(COORDINATOR))
-    assert OTHERS[0] in state.ready
+    assert OTHERS[0] in state.reports
 
 
 def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
@@ -558,4 +558,4 @@ def test_peer_that_the_run_does_not_admit_is_refused_with_the_reason_and_not_kep
     assert [(each.peer, each.reply.kind, each.reply.reason) for each in actions if isinstance(each, Reply)] == [
         (stranger, "left_out", "the run does not admit it")
     ]
-    assert not state.ready
+    assert not state.reports

@@ -136,13 +136,13 @@ def test_slices_of_drawn_contributions_are_freed_after_measuring_and_after_the_l
 
     class Watched(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-            to_measure = driver.reductions.to_measure
+            to_measure = driver.reductions._to_measure
 
             async def noted(proof: Proof, drawn: Sequence[str]) -> DrawnSlices | None:
                 taken.append(proof.outer_step)
                 return await to_measure(proof, drawn)
 
-            driver.reductions.to_measure = noted  # type: ignore[method-assign]
+            driver.reductions._to_measure = noted  # type: ignore[method-assign]
             drivers.append(driver)
             return await super()._drive(driver, context)
 
@@ -153,6 +153,6 @@ def test_slices_of_drawn_contributions_are_freed_after_measuring_and_after_the_l
             await swarm.finish()
             assert [step for step in taken if step] == [1, 2]
             assert len(drivers) >= 3
-            assert all(driver.measurable is None for driver in drivers)
+            assert all(driver.reductions.measurable is None for driver in drivers)
 
     virtual_time.run(main())

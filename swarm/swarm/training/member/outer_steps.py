@@ -194,9 +194,9 @@ class OuterSteps:
         if reached is not None:
             origin = reached.proof.origin
             if start is not None and (origin.state_digest, bool(origin.num_tokens)) == (before, True):
-                self._audits.keep_step(reached.proof, start, driver.drawn)
-            self._effects.measure_soon(begins_at, driver.measurable, background)
-            driver.measurable = None  # takes 4 bytes per value, and only garbage collection frees the driver
+                self._audits.keep_step(reached.proof, start, driver.reductions.drawn)
+            self._effects.measure_soon(begins_at, driver.reductions.measurable, background)
+            driver.reductions.measurable = None  # takes 4 bytes per value, and only garbage collection frees the driver
             if reached.fetched is None:
                 self._report_step(driver, reached.proof, intervals.latest, started)
             self._reports.scores(context.replica)

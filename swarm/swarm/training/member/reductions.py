@@ -66,6 +66,10 @@ class Reductions:
         on_reduced_weight: Callable[[str, str], None],
         convict: Callable[[Sequence[Evidence]], Awaitable[None]],
     ) -> None:
+        self.drawn: DrawnInterval | None = None
+        """The interval that this member is to validate, once the step is committed."""
+        self.measurable: DrawnSlices | None = None
+        """This member's slices of the contributions that the step's outcome draws to be measured."""
         self._context = context
         self._feed = feed
         self._on_reduced_weight = on_reduced_weight
@@ -209,7 +213,18 @@ class Reductions:
         metered = MeteredStream(stream, lambda rate: self._context.meter.measured(peer, rate))
         await self._reductions[digest].butterfly.accept(peer, opening, metered)
 
-    async def to_validate(self, proof: Proof) -> DrawnInterval | None:
+    async def keep_drawn(self, proof: Proof) -> None:
+        """Keep the slices that this member needs of the contributions that the committed outcome draws, before `close`
+        drops all."""
+        config = self._context.replica.config
+        if config.validation_rate:
+            self.drawn = await self._to_validate(proof)
+        # no report follows the last step, so nothing need be measured
+        is_last = proof.outer_step == config.outer_steps
+        if not is_last and (drawn := config.held_out_rule.draw(proof.origin, proof.outcome.part_digests)):
+            self.measurable = await self._to_measure(proof, drawn)
+
+    async def _to_validate(self, proof: Proof) -> DrawnInterval | None:
         """Return what this member needs to validate the interval that the step's outcome draws for it, or None if it
         draws none, or this member has not made its part."""
         me, rate = self._context.network.peer_id, self._context.replica.config.validation_rate
@@ -226,7 +241,7 @@ class Reductions:
             return None
         return DrawnInterval(peer=drawn[0], slices=slices)
 
-    async def to_measure(self, proof: Proof, drawn: Sequence[str]) -> DrawnSlices | None:
+    async def _to_measure(self, proof: Proof, drawn: Sequence[str]) -> DrawnSlices | None:
         """Return the slices that this member holds of the contributions of `drawn` to the step of `proof`, or None if
         it has made no part."""
         me = self._context.network.peer_id

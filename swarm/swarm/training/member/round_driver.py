@@ -24,9 +24,7 @@ from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.network.interface import Stream
 from swarm.training.evidence.convictions import Convictions
-from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.member.cluster_role import ClusterRole
-from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
 from swarm.training.member.peer_calls import PeerQueries, ReportCalls, TakenReports, VoteCalls, announce
 from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, contribution_late, measured
@@ -89,10 +87,6 @@ class RoundDriver:
         self.log = RoundLog()
         self.offer: IntervalOffer | None = None
         """This member's contribution, once its interval has ended."""
-        self.drawn: DrawnInterval | None = None
-        """The interval that this member is to validate, once the step is committed."""
-        self.measurable: DrawnSlices | None = None
-        """This member's slices of the contributions that the step's outcome draws to be measured."""
         self._context = context
         self._state = state
         self._intervals = intervals
@@ -229,21 +223,10 @@ class RoundDriver:
                         if isinstance(action, Ask | Sign | CastVote):
                             await self._keep_promise()
                         await self._act(action)
-                await self._keep_drawn(await self._context.check(self._certificate, is_own=True))
+                await self.reductions.keep_drawn(await self._context.check(self._certificate, is_own=True))
             finally:
                 self._close()
         return self._certificate
-
-    async def _keep_drawn(self, proof: Proof) -> None:
-        """Keep the slices that this member needs of the contributions that the committed outcome draws, before all are
-        dropped."""
-        config = self._context.replica.config
-        if config.validation_rate:
-            self.drawn = await self.reductions.to_validate(proof)
-        # no report follows the last step, so nothing need be measured
-        is_last = proof.outer_step == config.outer_steps
-        if not is_last and (drawn := config.held_out_rule.draw(proof.origin, proof.outcome.part_digests)):
-            self.measurable = await self.reductions.to_measure(proof, drawn)
 
     def _close(self) -> None:
         """End the tasks of the step, which is over, and answer the peers that wait."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 
 from swarm_protocol import limits
+from swarm_protocol.errors import PeerError
 
 from swarm.network.libp2p.greeting import Greeting
 from swarm.network.libp2p.host import Host
@@ -48,13 +50,14 @@ class ClockWatch:
 async def ask_greetings(host: Host, peer_ids: Sequence[str], network_id: str) -> list[Greeting]:
     """Greet connected peers. Return the answers of those that are in this network, whatever their version."""
 
-    async def ask(peer_id: str) -> Greeting:
-        async with asyncio.timeout(SEED_TIMEOUT_S):
-            return await greet(host, peer_id, network_id, addrs=())
+    async def ask(peer_id: str) -> Greeting | None:
+        with suppress(PeerError, TimeoutError):
+            async with asyncio.timeout(SEED_TIMEOUT_S):
+                return await greet(host, peer_id, network_id, addrs=())
+        return None
 
-    answers = await asyncio.gather(*map(ask, peer_ids), return_exceptions=True)
-    greetings = [answer for answer in answers if isinstance(answer, Greeting)]
-    return [each for each in greetings if each.hello.network_id == network_id]
+    answers = await asyncio.gather(*map(ask, peer_ids))
+    return [each for each in answers if each is not None and each.hello.network_id == network_id]
 
 
 def clock_skews_s(greetings: Sequence[Greeting]) -> list[float]:

@@ -69,3 +69,11 @@ def test_greetings_of_other_networks_and_peers_that_do_not_answer_are_left_out()
 
     asked = ask_greetings(MagicMock(**{"gate.greet": greet}), ["a", "b", "c"], "swarm")
     assert [each.hello for each in asyncio.run(asked)] == [hellos["a"]]
+
+
+def test_bug_in_a_greeting_is_not_taken_for_a_peer_that_does_not_answer() -> None:
+    async def greet(_peer_id: str, **_: object) -> Greeting:
+        raise LookupError("a bug")
+
+    with pytest.raises(LookupError):
+        asyncio.run(ask_greetings(MagicMock(**{"gate.greet": greet}), ["a"], "swarm"))

@@ -296,10 +296,11 @@ def check_new_file(path: Path | None) -> None:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Replace a file atomically, readable only by its owner. Raises OSError, and then leaves the file unchanged."""
-    beside = path.with_name(f"{path.name}{NEW_SUFFIX}")
+    """Replace a file atomically, readable only by its owner, also while another process replaces it. Raises OSError,
+    and then leaves the file unchanged."""
+    descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=NEW_SUFFIX, dir=path.parent)
+    beside = Path(name)
     try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()

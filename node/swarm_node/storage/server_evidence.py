@@ -106,7 +106,7 @@ def write_evidence(folder: Path, peer_id: str, data: bytes) -> None:
     Only one process may write to a directory. Raises OSError.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for beside in folder.glob(f"*{SUFFIX}{NEW_SUFFIX}"):
+    for beside in folder.glob(f"*{NEW_SUFFIX}"):
         beside.unlink()
     write_private(folder / f"{peer_id}{SUFFIX}", data)
 

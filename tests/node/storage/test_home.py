@@ -112,6 +112,26 @@ def test_create_names_the_directory_that_cannot_be_written(tmp_path: Path, monke
         made(tmp_path)
 
 
+REPLACE = """
+import sys, pathlib, swarm_node.storage.home
+for _ in range(200):
+    swarm_node.storage.home.write_private(pathlib.Path(sys.argv[1]), sys.argv[2].encode() * int(sys.argv[3]))
+"""
+
+
+def test_file_that_two_processes_replace_is_whole_at_every_moment(tmp_path: Path) -> None:
+    path, sizes = tmp_path / "file", {"a": 100_000, "b": 30_000}
+    writers = [
+        subprocess.Popen([sys.executable, "-c", REPLACE, str(path), letter, str(size)])
+        for letter, size in sizes.items()
+    ]
+    while any(each.poll() is None for each in writers):
+        text = path.read_text() if path.exists() else ""
+        assert text == text[:1] * sizes.get(text[:1], 0)
+    assert [each.returncode for each in writers] == [0, 0]
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_socket_with_a_long_path_moves_to_the_runtime_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

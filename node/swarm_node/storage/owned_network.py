@@ -35,7 +35,7 @@ from swarm_protocol.network_invitation import (
 
 from swarm_node.settings.config import Config
 from swarm_node.storage import kept_invitation
-from swarm_node.storage.home import Home, explained, read_json, replace_json
+from swarm_node.storage.home import Home, explained, read_json, replace_json, write_private
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_ISSUED = 10_000
@@ -208,9 +208,11 @@ class OwnedNetwork:
                 remedy="wait until some have expired, or start a new network",
             )
         number = max(self._book.number, *(each.number for each in known)) + 1
-        self._save(replace(self._book, issued=issued, number=number))
         signed = seal_revocations(self._owner, Revocations(number=number, serials=serials), now)
-        kept_invitation.keep_revocations(self._home, self.network_id, signed)
+        # first: what the record alone called revoked would be valid for all nodes
+        with explained("keep the list of revocations", self._home.revocations):
+            write_private(self._home.revocations, signed)
+        self._save(replace(self._book, issued=issued, number=number))
         return entry
 
     @contextmanager

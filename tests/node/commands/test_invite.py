@@ -211,6 +211,20 @@ def test_revoke_keeps_the_list_for_the_next_node_when_no_member_is_reachable(
     assert f"{serial}  revoked" in listed
 
 
+def test_invitation_counts_as_valid_when_its_revocation_is_in_no_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    invite(capsys, "--new-network", "--home", tmp_path)
+    _, out, _ = invite(capsys, "--home", tmp_path, "--peers", SEED)
+    serial = f"{parse_invitation(out).terms.serial:016x}"
+    Home(tmp_path).revocations.mkdir()  # as where the disk is full
+    code, _, err = invite(capsys, "revoke", serial, "--home", tmp_path)
+    assert code == 1
+    assert "cannot keep the list of revocations" in err
+    _, listed, _ = invite(capsys, "list", "--home", tmp_path)
+    assert f"{serial}  valid" in listed
+
+
 def test_revoke_searches_once_for_members_when_none_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,7 +28,8 @@ from swarm_protocol.version import Hello
 from swarm.newest_items import NewestItems
 
 MAX_MEMBERS = 8192
-"""Maximum members that are remembered. A member that was forgotten shows its chain again when it returns."""
+"""Maximum members that are remembered, former ones included. A member that was forgotten shows its chain again when it
+returns."""
 
 REMEDY = "ask the network's owner for a new invitation"
 
@@ -155,11 +156,6 @@ class MemberRoll:
         """Return whether a peer was a member and is none any more."""
         member = self._members.get(peer_id)
         return member is not None and not member.holds(self._revoked, now)
-
-    def forget_ended(self, now: float) -> None:
-        """Forget former members."""
-        for peer_id in [peer_id for peer_id in self._members if self.has_ended(peer_id, now)]:
-            del self._members[peer_id]
 
     def check_own(self, method: str, peer_id: str, now: float) -> None:
         """Raises PeerRefused if this node itself may not call `method`, so that `peer_id` need not be asked."""

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from weakref import WeakValueDictionary
 
 from swarm_protocol import limits
@@ -59,6 +59,7 @@ class PrivateGate:
         self._network_peers = NetworkPeers(lambda peer_id: self.greet(peer_id, addrs=()))
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._strangers: dict[str, float] = {}  # by peer, the time since when it is connected
+        self._seen: frozenset[str] = frozenset()  # the peers that were connected at the last look
         self._num_told = self._roll.number
 
     @property
@@ -175,11 +176,13 @@ class PrivateGate:
             telling.cancel()
             await asyncio.wait({telling})
 
-    async def _end_others(self, connected: Iterable[str], end_streams: Callable[[str, PeerRefused], None]) -> None:
+    async def _end_others(self, connected: Collection[str], end_streams: Callable[[str, PeerRefused], None]) -> None:
         """Disconnect former members, and then strangers that were connected for STRANGER_S. Strangers are not greeted
-        for this."""
+        for this. A former member that has just connected may be about to show a new invitation, and has until the next
+        look."""
         now, time_s = time.time(), asyncio.get_running_loop().time()
-        ended = [peer_id for peer_id in connected if self._roll.has_ended(peer_id, now)]
+        ended = [peer_id for peer_id in self._seen.intersection(connected) if self._roll.has_ended(peer_id, now)]
+        self._seen = frozenset(connected)
         self._strangers = {
             peer_id: self._strangers.get(peer_id, time_s)
             for peer_id in connected
@@ -188,7 +191,6 @@ class PrivateGate:
         for peer_id in ended:
             end_streams(peer_id, PeerRefused("the peer's invitation does not hold any more", peer_id=peer_id))
         await _for_each(self._disconnect, ended)
-        self._roll.forget_ended(now)
         late = [peer_id for peer_id, since in self._strangers.items() if time_s - since >= STRANGER_S]
         await _for_each(self._disconnect, late)
 

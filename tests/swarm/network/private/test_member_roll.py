@@ -66,8 +66,6 @@ def test_roll_knows_a_member_until_its_invitation_ends() -> None:
     assert not here.has_ended(B.peer_id, NOW)
     assert here.rights_of(B.peer_id, NOW + DAY_S) == frozenset()
     assert here.has_ended(B.peer_id, NOW + DAY_S)
-    here.forget_ended(NOW + DAY_S)
-    assert not here.has_ended(B.peer_id, NOW + DAY_S)
     assert here.rights_of(OWNER.identity.peer_id, NOW) == frozenset(), "nobody is a member without a chain"
 
 

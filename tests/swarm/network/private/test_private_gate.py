@@ -51,15 +51,20 @@ class Scene:
 
     def members(self, num: int) -> dict[str, int]:
         """Connect members that have shown their chains, and return the serials of their invitations."""
-        serials = {}
-        for _ in range(num):
-            peer_id, invitation = Identity.generate().peer_id, OWNER.invite()
-            hello = Hello(network_id=OWNER.network_id, software_version=software_version())
-            shown = PrivateGreeting(hello=hello, chain=invitation.chain_for(peer_id))
-            self.gate._roll.take_in(peer_id, shown, time.time())
-            self.peers.connected.add(peer_id)
-            serials[peer_id] = invitation.terms.serial
-        return serials
+        return {peer_id: self.member(peer_id) for peer_id in (Identity.generate().peer_id for _ in range(num))}
+
+    def member(self, peer_id: str) -> int:
+        """Connect a member with a new invitation that it has shown, and return its serial."""
+        self.peers.connected.add(peer_id)
+        return self.shown(peer_id)
+
+    def shown(self, peer_id: str) -> int:
+        """Receive a peer's new invitation, and return its serial."""
+        invitation = OWNER.invite()
+        hello = Hello(network_id=OWNER.network_id, software_version=software_version())
+        shown = PrivateGreeting(hello=hello, chain=invitation.chain_for(peer_id))
+        self.gate._roll.take_in(peer_id, shown, time.time())
+        return invitation.terms.serial
 
     def strangers(self, num: int) -> set[str]:
         found = {Identity.generate().peer_id for _ in range(num)}
@@ -114,5 +119,37 @@ def test_revoked_member_is_disconnected_in_time_when_other_members_are_slow() ->
         await asyncio.sleep(2 * EXCHANGE_S)
         assert scene.peers.closed_s[second[0]] - since_s <= CHECK_S
         assert len(scene.peers.greeted) > 150, "and notified of the second list"
+
+    watched(case)
+
+
+def test_revoked_member_is_disconnected_in_time_each_time_that_it_connects_again() -> None:
+    async def case(scene: Scene) -> None:
+        [(peer_id, serial)] = scene.members(1).items()
+        await asyncio.sleep(1.5 * CHECK_S)
+        scene.revoke(serial, number=1)
+        await asyncio.sleep(CHECK_S)
+        for pause_s in (0.0, CHECK_S / 2, 10 * STRANGER_S):
+            await asyncio.sleep(pause_s)
+            assert peer_id not in scene.peers.connected
+            scene.peers.connected.add(peer_id)
+            again_s = asyncio.get_running_loop().time()
+            await asyncio.sleep(2 * CHECK_S)
+            assert scene.peers.closed_s[peer_id] - again_s <= 2 * CHECK_S
+
+    watched(case)
+
+
+def test_revoked_member_has_time_to_show_a_new_invitation() -> None:
+    async def case(scene: Scene) -> None:
+        [(peer_id, serial)] = scene.members(1).items()
+        await asyncio.sleep(1.5 * CHECK_S)
+        scene.revoke(serial, number=1)
+        await asyncio.sleep(2 * CHECK_S)
+        scene.peers.connected.add(peer_id)
+        await asyncio.sleep(0.9 * CHECK_S)
+        scene.shown(peer_id)
+        await asyncio.sleep(2 * STRANGER_S)
+        assert peer_id in scene.peers.connected
 
     watched(case)

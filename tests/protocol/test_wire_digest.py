@@ -5,25 +5,27 @@ from __future__ import annotations
 import hashlib
 import importlib
 import pkgutil
+import re
 from collections.abc import Iterator
 from typing import Any
 
+from support.site_pages import DOCS
 from swarm_protocol import limits, proto
 from swarm_protocol.version import PROTOCOL_VERSION
 
-DIGEST = (6, "40583fab1ad8329d")
-"""The protocol's version, and the digest of its messages and limits."""
+DIGEST = (6, "2bd9d477daedd656")
+"""The protocol's version, and the digest of its messages, methods and limits."""
 
-CHANGED = """a message or a limit was changed. Nodes of the last release lack the change and will run beside this one.
-If they cannot work with it, raise PROTOCOL_VERSION, unless it was raised since that release. Then record the new digest
-in DIGEST."""
+CHANGED = """a message, a method or a limit was changed. Nodes of the last release lack the change and will run beside
+this one. If they cannot work with it, raise PROTOCOL_VERSION, unless it was raised since that release. Then record the
+new digest in DIGEST."""
 
 ON_THIS_MACHINE = {"control_pb2", "p2pd_pb2"}
 """Messages that do not cross the network."""
 
 
-def test_messages_and_limits_are_those_of_the_protocols_version() -> None:
-    content = "\n".join([*_messages(), *_limits()])
+def test_messages_methods_and_limits_are_those_of_the_protocols_version() -> None:
+    content = "\n".join([*_messages(), *_methods(), *_limits()])
     assert (PROTOCOL_VERSION, hashlib.sha256(content.encode()).hexdigest()[:16]) == DIGEST, CHANGED
 
 
@@ -42,6 +44,12 @@ def _fields(message: Any) -> Iterator[str]:
         yield f"{message.full_name}.{field.name} {field.number} {kind}"
     for inner in message.nested_types:
         yield from _fields(inner)
+
+
+def _methods() -> list[str]:
+    """The methods and protocol ids of the pages, on which `tests/docs/test_protocol_pages.py` finds all of the code."""
+    pages = "".join((DOCS / "reference/protocol" / f"{name}.md").read_text("utf-8") for name in ("transport", "paths"))
+    return sorted(re.findall(r"^\| (`/.*?`|`paths/.*?`|`.*?` \| call|`.*?` \| stream) ", pages, flags=re.MULTILINE))
 
 
 def _limits() -> Iterator[str]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable
 from weakref import WeakValueDictionary
 
@@ -57,12 +58,21 @@ _NOT_TRIED = "dial backoff"
 """Part of the daemon's error for an address that it dialled a moment ago and does not dial again yet."""
 
 
+class _PeerSearch:
+    """The search for one peer, and how the last one ended. Callers hold it only while they wait."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.ended_at = -math.inf
+        self.failure: PeerUnreachable | None = None
+
+
 class Reconnector:
     """Closes the connections to a peer, dials it again, and decides whether the peer is gone."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._searches: WeakValueDictionary[str, _PeerSearch] = WeakValueDictionary()
         self._dropped: dict[str, float] = {}  # by peer, when this node closed the connections itself
         self._refused: dict[str, float] = {}  # by peer, when the last dial was refused
 
@@ -87,7 +97,25 @@ class Reconnector:
         return not any(map(tcp_endpoint, self._host.known_addrs(peer_id)))
 
     async def reach(self, peer_id: str) -> None:
-        """Wait until there is a connection to the peer. Raises PeerUnreachable once the peer is found gone."""
+        """Wait until there is a connection to the peer. Raises PeerUnreachable once the peer is found gone.
+
+        Simultaneous callers share one search: a peer may have many streams, and announce a stranger's addresses.
+        """
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        search = self._searches.setdefault(peer_id, _PeerSearch())
+        async with search.lock:
+            if search.ended_at < asked_at:
+                search.failure = None
+                try:
+                    await self._search(peer_id)
+                except PeerUnreachable as failure:
+                    search.failure = failure
+                search.ended_at = loop.time()
+        if search.failure is not None:
+            raise search.failure.with_traceback(None)
+
+    async def _search(self, peer_id: str) -> None:
         if self._host.peer_id > peer_id and await self._connects_itself(peer_id):
             return
         pause_s = MIN_PAUSE_S
@@ -130,22 +158,20 @@ class Reconnector:
     async def _dial(self, peer_id: str) -> str | None:
         """Dial once. Return None if there is a connection then, else the daemon's error. Raises PeerUnreachable if the
         daemon cannot be asked."""
-        lock = self._locks.setdefault(peer_id, asyncio.Lock())
-        async with lock:
-            connecting = asyncio.create_task(self._connect(peer_id))
-            try:
-                while not connecting.done():
-                    await asyncio.wait((connecting,), timeout=POLL_S)
-                    if not connecting.done() and peer_id in await self._host.connected_peers():
-                        return None
-                connecting.result()
-            except ControlError as error:
-                return str(error)
-            except CONTROL_FAILURES as error:
-                raise translate(error, peer_id) from None
-            finally:
-                connecting.cancel()
-                await asyncio.wait((connecting,))
+        connecting = asyncio.create_task(self._connect(peer_id))
+        try:
+            while not connecting.done():
+                await asyncio.wait((connecting,), timeout=POLL_S)
+                if not connecting.done() and peer_id in await self._host.connected_peers():
+                    return None
+            connecting.result()
+        except ControlError as error:
+            return str(error)
+        except CONTROL_FAILURES as error:
+            raise translate(error, peer_id) from None
+        finally:
+            connecting.cancel()
+            await asyncio.wait((connecting,))
         return None
 
     async def _connect(self, peer_id: str) -> None:

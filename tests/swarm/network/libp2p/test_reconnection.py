@@ -66,6 +66,14 @@ class Peer:
         yield (self._place,)
 
 
+class Unreachable(Peer):
+    """A peer whose announced address is a stranger's, whose machine accepts connections."""
+
+    async def connect(self, _peer_id: str, addrs: Sequence[str] = ()) -> None:
+        self.dialled.append(addrs)
+        raise ControlError("i/o timeout")
+
+
 CIRCUIT = f"/ip4/44.1.1.1/tcp/4001/p2p/{PEER}/p2p-circuit"
 
 
@@ -105,6 +113,45 @@ def test_relay_without_a_reservation_for_a_peer_is_tried_again_while_a_stream_wa
         assert back_s <= now() - began_at <= back_s + MAX_PAUSE_S
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize("own_id", ["0", "z"])
+def test_streams_of_one_peer_share_its_dials_and_knocks(own_id: str) -> None:
+    async def main() -> None:
+        num_knocks = 0
+
+        async def accept(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal num_knocks
+            num_knocks += 1
+            writer.close()
+
+        async with await asyncio.start_server(accept, "127.0.0.1", 0) as stranger:
+            peer = Unreachable(known=(f"/ip4/127.0.0.1/tcp/{stranger.sockets[0].getsockname()[1]}",))
+            peer.peer_id = own_id
+            reconnector = Reconnector(cast(Host, peer))
+            streams = [asyncio.create_task(reconnector.reach(PEER)) for _ in range(32)]
+            await asyncio.wait(streams, timeout=1.0)
+            assert 0 < len(peer.dialled) < 20
+            assert 0 < num_knocks < 40
+            for stream in streams:
+                stream.cancel()
+            await asyncio.wait(streams)
+
+    asyncio.run(main())
+
+
+def test_streams_of_one_peer_learn_at_once_that_it_is_gone() -> None:
+    async def main() -> None:
+        peer = Peer(known=("/ip4/127.0.0.1/tcp/1",))
+        reconnector = Reconnector(cast(Host, peer))
+        found = await asyncio.gather(*(reconnector.reach(PEER) for _ in range(8)), return_exceptions=True)
+        assert all(isinstance(each, PeerUnreachable) for each in found)
+        assert len(peer.dialled) == 1
+        with pytest.raises(PeerUnreachable):
+            await reconnector.reach(PEER)
+        assert len(peer.dialled) == 2, "a later stream does not trust the finding of an earlier one"
+
+    asyncio.run(main())
 
 
 def test_peer_whose_machine_refuses_connections_is_not_waited_for() -> None:

@@ -42,7 +42,6 @@ from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
 from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
 from swarm.training.member.members_watch import let_others_finish
-from swarm.training.member.outer_steps import STATE_LOST
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.run.layout import Layout, fragment_of
@@ -55,7 +54,6 @@ from swarm.training.trainer_events import (
     InvitationRefused,
     MemberConvicted,
     OuterStep,
-    RoundAborted,
     TrainingEvent,
 )
 
@@ -178,7 +176,8 @@ class Trainer:
         self._begun = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._leaving = asyncio.Event()
-        self._warned_of: tuple[int, str] | None = None
+        self._failure_told: tuple[int, str] | None = None
+        self._num_failed = 0
 
     def __enter__(self) -> Trainer:
         """Join. Raises StartError, ConfigError or IntegrityError."""
@@ -384,6 +383,15 @@ class Trainer:
     def _is_finished(self) -> bool:
         return self._state is not None and self._state.outer_step == self._run.config.outer_steps
 
+    def _warn_of(self, event: IntervalFailed) -> None:
+        """Log the first failure for one reason at a step, and then each time that their number has doubled."""
+        failure = event.step, event.reason
+        self._num_failed = self._num_failed + 1 if failure == self._failure_told else 1
+        self._failure_told = failure
+        if self._num_failed.bit_count() == 1:
+            times = f" ({self._num_failed} times in a row)" if self._num_failed > 1 else ""
+            logger.warning("this member brings nothing to outer step %d: %s%s", event.step, event.reason, times)
+
     def _on_event(self, event: TrainingEvent) -> None:
         match event:
             case OuterStep():
@@ -395,17 +403,11 @@ class Trainer:
                     )
                 )
             case IntervalFailed():
-                if (event.step, event.reason) != self._warned_of:  # it may fail again and again
-                    self._warned_of = event.step, event.reason
-                    logger.warning("this member brings nothing to outer step %d: %s", event.step, event.reason)
+                self._warn_of(event)
             case InvitationRefused():
                 logger.warning("the invitation with serial %s %s", event.serial, event.reason)
             case MemberConvicted():
                 logger.warning("%s is convicted: %s", event.peer_id, event.reason)
-            case RoundAborted(reason=reason) if reason == STATE_LOST:
-                logger.warning("outer step %d: %s", event.step, reason)
-            case RoundAborted():
-                logger.info("attempt %d at outer step %d: %s", event.attempt, event.step, event.reason)
             case _:
                 pass
 

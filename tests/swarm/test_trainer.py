@@ -253,14 +253,16 @@ def test_invitation_that_is_used_up_is_told(run_path: Path, caplog: pytest.LogCa
     assert "the invitation with serial ff is used up" in caplog.text
 
 
-def test_interval_that_fails_again_for_one_reason_is_logged_once(
+def test_interval_that_fails_again_for_one_reason_is_logged_each_time_the_number_has_doubled(
     run_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = own_trainer(run_path, (), make_module())
-    for step, reason in ((1, "the loss is nan"), (1, "the loss is nan"), (2, "the loss is nan"), (2, "no data")):
+    for step, reason in (*[(1, "the loss is nan")] * 7, (2, "the loss is nan"), (2, "no data")):
         trainer._on_event(IntervalFailed(step=step, reason=reason))
     assert [record.message.partition("outer step ")[2] for record in caplog.records] == [
         "1: the loss is nan",
+        "1: the loss is nan (2 times in a row)",
+        "1: the loss is nan (4 times in a row)",
         "2: the loss is nan",
         "2: no data",
     ]

@@ -206,6 +206,7 @@ class MemberReports:
         self._entry: Entry | None = None
         self._refusal = ""
         self._told_endorsement: Endorsement | None = None
+        self._told_abort: tuple[int, str] | None = None
 
     def probation(self, replica: Replica) -> None:
         """Report how many steps of probation this member has left, and how it entered or why its invitation does not
@@ -243,8 +244,11 @@ class MemberReports:
         return True
 
     def aborted(self, notice: GiveUp) -> None:
-        """Report that an attempt was given up."""
-        logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
+        """Report that an attempt was given up. The log has each reason once per step, since a member that is alone
+        gives up an attempt every few seconds."""
+        if (notice.step, notice.reason) != self._told_abort:
+            self._told_abort = notice.step, notice.reason
+            logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
         self.on_event(
             RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
         )

@@ -12,10 +12,11 @@ from support.training_swarm import NUM_VALUES, SpoiledCodec, Swarm, SyntheticInn
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
-from swarm.training.member.progress_reports import BROKE_PROTOCOL, DOWNWEIGHTED, LEFT_OUT, RoundLog
+from swarm.training.member.progress_reports import BROKE_PROTOCOL, DOWNWEIGHTED, LEFT_OUT, MemberReports, RoundLog
 from swarm.training.member.run_member import RunMember
+from swarm.training.round.round_events import GiveUp
 from swarm.training.state.run_context import RunContext
-from swarm.training.trainer_events import OuterStep, RoundAborted
+from swarm.training.trainer_events import OuterStep, RoundAborted, TrainingEvent
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, TrainerRecord
@@ -48,6 +49,21 @@ def test_log_adds_up_each_phases_time_over_all_attempts() -> None:
         "commit": 0.25,
         "apply": 0.25,
     }
+
+
+def test_attempts_that_fail_for_one_reason_are_logged_once_a_step_and_each_is_an_event(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    events = list[TrainingEvent]()
+    reports = MemberReports(peer(0), events.append)
+    for step, attempt, reason in ((1, 1, "alone"), (1, 2, "alone"), (1, 3, "late"), (2, 1, "late"), (2, 2, "late")):
+        reports.aborted(GiveUp(step=step, attempt=attempt, reason=reason, missing=()))
+    assert len(events) == 5
+    assert [record.message for record in caplog.records] == [
+        "attempt 1 at outer step 1: alone",
+        "attempt 3 at outer step 1: late",
+        "attempt 1 at outer step 2: late",
+    ]
 
 
 def test_log_reports_the_worst_refusals_one_for_each_peer() -> None:

@@ -4,7 +4,7 @@ The client keeps the input of each part of a chain until the gradient has passed
 any moment: another one, which had no share in the forward pass, computes its part. The module is used in the client's
 loop, by any number of tasks.
 
-Legend of shapes: B sequences, T positions, H hidden size, V vocabulary, C columns: H, or V after the head.
+Shapes: B sequences, T positions, H hidden size, V vocabulary, C columns: H, or V after the head.
 """
 
 from __future__ import annotations

@@ -87,25 +87,31 @@ class Client(TextClient[Iterator[Token]]):
         self.close()
 
     def close(self) -> None:
-        """End running generations, the host and the thread. A second call does nothing."""
+        """End running generations, the host and the thread. A second call does nothing, nor does one in a forked
+        process."""
+        if self._thread is None or not self._thread.is_alive():
+            return
         with self._open:
             if self._client is not None:
                 self._client = None
                 atexit.unregister(self.close)
                 self._loop.call_soon_threadsafe(self._stop.set)
-        if self._thread is not None:
-            self._thread.join()
+        self._thread.join()
 
     def models(self) -> tuple[ModelStatus, ...]:
+        """Return the models that are served at least in part, by name. Raises PeerTimeout."""
         return self._wait(self._connected.models())
 
     def model(self, name: str) -> ModelStatus | None:
+        """Return the status of one model, or None if nobody serves it. Raises as `AsyncClient.model`."""
         return self._wait(self._connected.model(name))
 
     def context_tokens(self, model: str) -> int:
+        """Return how many tokens a prompt and its answer may have together. Raises as `generate`."""
         return self._wait(self._connected.context_tokens(model))
 
     def has_chat_template(self, model: str) -> bool:
+        """Return whether the model has a chat template. Raises as `generate`."""
         return self._wait(self._connected.has_chat_template(model))
 
     def answer(self, request: GenerationRequest) -> Iterator[Token]:
@@ -115,18 +121,32 @@ class Client(TextClient[Iterator[Token]]):
         return self._iterate(generation)
 
     def trace(self) -> dict[str, Any]:
+        """Return the trace of the generation that began last, or an empty dict before the first one.
+
+        It has `hops` (servers, spans, ms), `replays`, `failover_ms` and token counts. Raises SessionError.
+        """
         return self._connected.trace()
 
     def tokenize(self, text: str | Sequence[Message], *, model: str) -> list[int]:
+        """Return the token ids of a text, or of messages by the model's chat template. Raises as `generate`."""
         return self._wait(self._connected.tokenize(text, model=model))
 
     def decode(self, token_ids: Sequence[int], *, model: str) -> str:
+        """Return the text of tokens, without special ones. Raises as `generate`."""
         return self._wait(self._connected.decode(token_ids, model=model))
 
     def embed(self, text: str | Sequence[int] | Tensor, *, model: str) -> Tensor:
+        """Return the input embeddings of a text or of token ids: float32 [T, H], or [B, T, H] for a tensor [B, T].
+
+        Raises as `forward`.
+        """
         return self._wait(self._connected.embed(text, model=model))
 
     def pooled(self, text: str | Sequence[int], *, model: str) -> Tensor:
+        """Return the mean of a text's last hidden states, after the last norm, scaled to length 1: float32 [H].
+
+        Raises as `forward`, and ConfigError for a text that is empty or over the model's context.
+        """
         return self._wait(self._connected.pooled(text, model=model))
 
     def forward(
@@ -172,13 +192,14 @@ class Client(TextClient[Iterator[Token]]):
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         closed = SessionError("the client has been closed", remedy="read answers inside its `with` block")
+        if self._client is not None and not (self._thread and self._thread.is_alive()):
+            # a forked process has no threads but its own, and nobody there releases a lock that another thread held
+            coroutine.close()
+            raise SessionError("this client belongs to another process", remedy="open a client in each process")
         with self._open:
             if self._client is None:
                 coroutine.close()
                 raise closed
-            if self._thread is None or not self._thread.is_alive():  # a forked process has no threads but its own
-                coroutine.close()
-                raise SessionError("this client belongs to another process", remedy="open a client in each process")
             answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return answer.result()

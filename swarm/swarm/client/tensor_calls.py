@@ -7,7 +7,7 @@ A remote forward pass is a node of autograd's graph, whose backward pass runs th
 `backward` in the thread that asks for gradients, since the node works on CPU tensors; the network belongs to the
 client's loop, in another thread.
 
-Legend of shapes: B sequences, T positions, H hidden size, C columns.
+Shapes: B sequences, T positions, H hidden size, C columns.
 """
 
 from __future__ import annotations

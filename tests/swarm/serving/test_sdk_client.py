@@ -754,20 +754,35 @@ print(kept())
 
 
 def test_forked_process_is_told_that_the_client_is_another_process_s(tmp_path: Path) -> None:
-    """A worker of `multiprocessing` that the system forks has the client, but not its thread."""
+    """A worker of `multiprocessing` that the system forks has the client, but not its thread, nor any other, of which
+    one may have held the client's lock."""
     code = """
-import os
+import os, signal, threading
 from opened import opened
 from swarm_protocol.errors import SessionError
 
+held, forked = threading.Event(), threading.Event()
+
+def hold():
+    with opened._open:
+        held.set()
+        forked.wait()
+
+holder = threading.Thread(target=hold)
+holder.start()
+held.wait()
 child = os.fork()
 if child == 0:
+    signal.alarm(30)
     try:
         opened.models()
     except SessionError as error:
         print(error, flush=True)
+    opened.close()
     os._exit(0)
-os.waitpid(child, 0)
+forked.set()
+holder.join()
+assert os.waitpid(child, 0)[1] == 0
 print(opened.models())
 """
     told = "this client belongs to another process: open a client in each process"

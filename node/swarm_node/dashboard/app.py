@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -62,13 +63,13 @@ def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints:
     live = app.state.live = Live(source)
     app.add_middleware(VisitorRates)
     app.add_middleware(DefaultHeaders)
-    install_errors(app, _http_error, HttpError, RequestValidationError, HTTPException, Exception)
+    install_errors(app, partial(_http_error, has_chat), HttpError, RequestValidationError, HTTPException, Exception)
     app.include_router(api.router(source, live, checkpoints))
     app.include_router(pages.router(source, has_chat))
     return app
 
 
-def _http_error(error: Exception, request: Request) -> HttpError:
+def _http_error(has_gateway: bool, error: Exception, request: Request) -> HttpError:
     match error:
         case HttpError():
             return error
@@ -79,7 +80,8 @@ def _http_error(error: Exception, request: Request) -> HttpError:
             return HttpError(400, f"{name}: {words(first)}", code="invalid_value", param=name, remedy=remedy)
         case HTTPException():
             message = f"{request.method} {_bounded(request.url.path)}: {shown(str(error.detail)).lower()}"
-            remedy = "/api/v1/openapi.json lists all routes"
+            others = ", and /openapi.json the gateway's" if has_gateway else ""
+            remedy = f"/api/v1/openapi.json lists the dashboard's routes{others}"
             return HttpError(error.status_code, message, remedy=remedy, headers=error.headers)
         case _:
             logger.error("unexpected error while answering a visitor", exc_info=error)

@@ -98,3 +98,16 @@ def install_errors(app: FastAPI, translate: Callable[[Exception, Request], HttpE
 
     for kind in kinds:
         app.add_exception_handler(kind, answer)
+    described = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        """Return FastAPI's description without status 422, which it adds and which is never sent."""
+        schema = described()
+        for operations in schema["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            schema.get("components", {}).get("schemas", {}).pop(name, None)
+        return schema
+
+    app.openapi = openapi  # type: ignore[method-assign]

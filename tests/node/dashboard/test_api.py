@@ -230,6 +230,7 @@ def test_openapi_describes_every_route(source: ExampleSource) -> None:
     ok = described["paths"]["/api/v1/overview"]["get"]["responses"]["200"]["content"]["application/json"]
     assert ok["schema"]["$ref"].endswith("/Overview")
     assert "ErrorBody" in described["components"]["schemas"]
+    assert "422" not in described["paths"]["/api/v1/series"]["get"]["responses"]
 
 
 def test_bug_in_a_view_is_a_500_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,6 +322,10 @@ def test_gateway_answers_its_own_paths_beside_the_dashboard(source: ExampleSourc
             for path in ("/", "/api/v1/overview", "/v10", "/nodes"):
                 answer = await client.get(path)
                 assert answer.text != "the gateway's"
+            lost = (await client.get("/v2/models")).json()["error"]
+            assert (
+                lost["remedy"] == "/api/v1/openapi.json lists the dashboard's routes, and /openapi.json the gateway's"
+            )
             # the gateway answers a program whose base URL lacks /v1, and a visitor is shown a page
             assert (await client.post("/models", headers={"accept": "*/*"})).text == "the gateway's"
             assert (await client.get("/models", headers={"accept": "text/html,*/*"})).headers["location"] == "/#models"

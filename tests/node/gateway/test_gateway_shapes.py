@@ -121,6 +121,9 @@ def test_openapi_describes_every_route_with_openais_types() -> None:
             "/health",
             "/metrics",
         }
+        for path, methods in described["paths"].items():
+            for method in methods.values():
+                assert "422" not in method["responses"], f"{path} refuses with 400"
         answers = described["paths"]["/v1/chat/completions"]["post"]["responses"]
         schema = answers["200"]["content"]["application/json"]["schema"]
         assert schema == {"$ref": "#/components/schemas/ChatCompletion"}

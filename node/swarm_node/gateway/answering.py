@@ -215,6 +215,7 @@ class Answerer:
 
     def _generations(self, batch: GenerationBatch) -> Iterator[Generation]:
         for prompt in batch.prompts:
+            scores = dict[str, Any]()
             for sampling in batch.request.samplings():
                 request = GenerationRequest(
                     model=batch.request.model,
@@ -224,6 +225,7 @@ class Answerer:
                     num_logprobs=batch.num_logprobs,
                     stream=True,
                     echo=batch.echoes,
+                    scores=scores,
                 )
                 yield self._client.answer(request)
 

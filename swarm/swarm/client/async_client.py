@@ -392,6 +392,9 @@ class AsyncClient(TextClient[Generation]):
         if request.num_logprobs is None:
             return None
         self._text_at_home.refuse("scores of a prompt")
-        num_top = max(1, request.num_logprobs)
-        rows = await (await self._tensors()).score(chosen, prompt_ids, num_top)
-        return PromptScores(prompt_ids, rows, request.num_logprobs)
+        revision = chosen.revision.digest
+        if revision not in request.scores:
+            rows = await (await self._tensors()).score(chosen, prompt_ids, max(1, request.num_logprobs))
+            request.scores[revision] = PromptScores(prompt_ids, rows, request.num_logprobs)
+        scores: PromptScores = request.scores[revision]
+        return scores

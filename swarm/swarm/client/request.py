@@ -59,8 +59,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A request. Without `max_tokens` the answer may fill the model's context. Raises ConfigError for invalid
-    values."""
+    """A request. Without `max_tokens` the answer may fill the model's context. Requests that echo the same prompt may
+    share `scores`, those of the prompt by revision: the first one then computes them for all. Raises ConfigError for
+    invalid values."""
 
     model: str
     prompt: Prompt
@@ -69,6 +70,7 @@ class GenerationRequest:
     num_logprobs: int | None
     stream: bool
     echo: bool = False
+    scores: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str):

@@ -19,6 +19,7 @@ from openai import AsyncOpenAI
 from openai.types import CompletionChoice, CompletionUsage
 from openai.types.chat import ChatCompletion
 from support.leaks import no_leaks
+from swarm.client.tensor_calls import TensorCalls
 from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.tokenizer.model_assets import TokenizerLimits
 from swarm.training.run.run_config import RunConfig
@@ -319,6 +320,28 @@ def test_prompts_are_scored_as_transformers_scores_them_also_while_servers_crash
             assert refused.value.param == "prompt"
             await _until(lambda: swarm.num_sessions() == 0)
 
+    asyncio.run(main())
+
+
+def test_echoed_prompt_is_scored_once_for_all_its_answers(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scored, score = list[list[int]](), TensorCalls.score
+
+    async def noted(calls: TensorCalls, chosen: Any, token_ids: list[int], num_top: int) -> list[list[float]]:
+        scored.append(token_ids)
+        return await score(calls, chosen, token_ids, num_top)
+
+    async def main() -> None:
+        async with gateway_swarm(checkpoint, (0, 4)) as swarm:
+            for max_tokens in (0, 1, 3):
+                answer = await swarm.openai.completions.create(
+                    model="small", prompt=[PROMPT, "class"], n=3, max_tokens=max_tokens, logprobs=2, echo=True
+                )
+                assert len(answer.choices) == 6
+                assert all(choice.logprobs for choice in answer.choices)
+                assert sorted(scored) == sorted(list(text.encode()) for text in (PROMPT, "class"))
+                scored.clear()
+
+    monkeypatch.setattr(TensorCalls, "score", noted)
     asyncio.run(main())
 
 

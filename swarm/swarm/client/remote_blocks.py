@@ -63,16 +63,18 @@ MAX_COMPUTE_S = 600.0
 class CallRouteFinder:
     """Finds the servers for the blocks of one call, and remembers which of them have failed it.
 
-    It is used by one task at a time.
+    Unless it `is_patient`, it looks blocks without a server up once more, as a session that begins does; servers that
+    are full or busy are always waited for. It is used by one task at a time.
     """
 
-    def __init__(self, known: KnownServers, health: PeerHealth, *, salt: str) -> None:
+    def __init__(self, known: KnownServers, health: PeerHealth, *, salt: str, is_patient: bool) -> None:
         self._known = known
         self._health = health
         self._salt = salt
         self._failed: set[str] = set()
         self._num_failures = 0
         self._last: SwarmError | None = None
+        self._is_patient = is_patient
         self._left_s = PATIENCE_S  # of searching: the time in which servers compute does not count
 
     async def find(self, start: int, end: int) -> list[Hop]:
@@ -82,6 +84,7 @@ class CallRouteFinder:
         """
         time = asyncio.get_running_loop().time
         give_up_at_s = time() + self._left_s
+        looked_up = False
         while True:
             context = self._health.routing_context(self._known.servers, 1, self._salt)
             self._left_s = give_up_at_s - time()
@@ -91,9 +94,11 @@ class CallRouteFinder:
             try:
                 return self._known.find_chain(start, end, replace(context, barred=barred))
             except NoChain:
-                if is_last:
+                can_wait = self._is_patient or isinstance(self._last, PeerRefused)
+                if is_last or (looked_up and not can_wait):
                     raise
                 await self._wait(self._left_s)
+                looked_up = True
 
     async def _wait(self, left_s: float) -> None:
         """Wait until another search may find more. Raises the last error if waiting does not help."""
@@ -182,7 +187,8 @@ class ChosenLogits:
 class RemoteBlocks:
     """The blocks of a model on its servers. With `head`, the last block's output becomes logits.
 
-    `servers` serve the model's revision.
+    `servers` serve the model's revision. A call waits for others if all servers of a block have failed, unless
+    `is_patient` is false.
     """
 
     def __init__(
@@ -195,6 +201,7 @@ class RemoteBlocks:
         *,
         head: bool,
         codec: str,
+        is_patient: bool = True,
     ) -> None:
         self.model = model
         self._network = network
@@ -203,6 +210,7 @@ class RemoteBlocks:
         self._servers = servers
         self._head = head
         self._codec = codec
+        self._is_patient = is_patient
         self._salt = uuid4().hex
 
     async def embed(self, tokens_BT: Tensor) -> Tensor:
@@ -243,7 +251,7 @@ class RemoteBlocks:
 
     def _search(self) -> CallRouteFinder:
         known = KnownServers(self._membership, self._servers, self.model)
-        return CallRouteFinder(known, self._health, salt=self._salt)
+        return CallRouteFinder(known, self._health, salt=self._salt, is_patient=self._is_patient)
 
     async def _forward(
         self, search: CallRouteFinder, x: Tensor, start: int, end: int, chosen: ChosenLogits | None = None

@@ -52,12 +52,14 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOptions:
-    """Options of a pass through blocks `[start, end)`, up to the last one if `end` is None. Raises ConfigError."""
+    """Options of a pass through blocks `[start, end)`, up to the last one if `end` is None. Passes that compute
+    gradients are patient: they wait for servers where all have failed. Raises ConfigError."""
 
     start: int = 0
     end: int | None = None
     head: bool = False
     codec: str = "raw"
+    is_patient: bool = True
 
     def __post_init__(self) -> None:
         given: tuple[tuple[str, object], ...] = ("start", self.start), ("end", 0 if self.end is None else self.end)
@@ -80,6 +82,10 @@ class ForwardOptions:
         if self.head and end < model.num_blocks:
             raise ConfigError("the head follows the last block", remedy=f"run the blocks to {model.num_blocks}")
         return self.start, end
+
+
+OF_A_TEXT = ForwardOptions(is_patient=False)
+"""A pass over a whole text, whose failure a client hears as soon as that of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,7 @@ class TensorCalls:
 
     async def pooled(self, token_ids: Sequence[int], model: str) -> Tensor:
         """Return the mean of the last hidden states after the last norm, scaled to length 1: float32 [H]."""
-        ran = await self.run_forward(torch.tensor(token_ids, dtype=torch.int64), model, ForwardOptions())
+        ran = await self.run_forward(torch.tensor(token_ids, dtype=torch.int64), model, OF_A_TEXT)
         return torch.nn.functional.normalize(ran.output[0].double().mean(dim=0), dim=0).float()
 
     async def score(self, chosen: ChosenRevision, token_ids: Sequence[int], num_top: int) -> list[list[float]]:
@@ -123,7 +129,7 @@ class TensorCalls:
         tokens_1T = torch.tensor([token_ids], dtype=torch.int64)
         wanted = ChosenLogits(tokens_1T.roll(-1, dims=1), num_top)
         async with self._scoring:
-            rows_1TC = await (await self.blocks(chosen, ForwardOptions())).choose(tokens_1T, wanted)
+            rows_1TC = await (await self.blocks(chosen, OF_A_TEXT)).choose(tokens_1T, wanted)
         self._catalog.answered(chosen)
         rows: list[list[float]] = rows_1TC[0].tolist()
         return rows
@@ -149,6 +155,7 @@ class TensorCalls:
             chosen.servers,
             head=wanted.head,
             codec=wanted.codec,
+            is_patient=wanted.is_patient,
         )
 
 

@@ -230,6 +230,32 @@ def test_blocks_that_nobody_serves_are_named(boxes: Any, llama_dir: Path) -> Non
     virtual_time.run(scenario())
 
 
+def test_lost_servers_of_a_prompt_to_score_or_of_an_embedding_are_told_as_those_of_an_answer(
+    boxes: Any, llama_dir: Path
+) -> None:
+    async def told(swarm: Any, answering: Any) -> tuple[str, float]:
+        clock = asyncio.get_running_loop().time
+        since_s = clock()
+        with pytest.raises(SessionError) as error:
+            await answering
+        return str(error.value), clock() - since_s
+
+    async def scenario(ask: Callable[[Any], Any]) -> tuple[str, float]:
+        async with boxes(llama_dir, HALVES, detection_s=0.1) as swarm:
+            await echoed(swarm)
+            swarm.internet.crash(swarm.who["s1"])
+            return await told(swarm, ask(swarm))
+
+    async def answered(swarm: Any) -> None:
+        async for _ in swarm.generate(1):
+            pass
+
+    sentence, of_answer_s = virtual_time.run(scenario(answered))
+    assert sentence == "blocks 3:6 are not available: their servers just failed: try again in a moment"
+    for ask in (echoed, lambda swarm: swarm.client.pooled("def", model="tiny")):
+        assert virtual_time.run(scenario(ask)) == (sentence, pytest.approx(of_answer_s, abs=1.5))
+
+
 def test_only_the_last_server_gets_targets(boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[Compute]()
     read = Compute.from_bytes

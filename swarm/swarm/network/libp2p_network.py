@@ -374,7 +374,7 @@ class Libp2pNetwork(SigningNetwork):
             if not isinstance(error, SwarmError):  # a bug in one of the network's tasks
                 logger.error("a task of the network failed", exc_info=error)
                 error = SwarmError(
-                    "this node's network failed internally", remedy="restart this node; its log says why"
+                    "this node's network failed internally", remedy="restart this node or program; its log says why"
                 )
             self._failure.set_result(error)
 
@@ -388,7 +388,7 @@ class Libp2pNetwork(SigningNetwork):
 
     def _check_open(self) -> None:
         if self._closing or self._failure.done():
-            raise PeerUnreachable("this node's network has ended", remedy="restart this node")
+            raise PeerUnreachable("this node's network has ended", remedy="restart this node or program")
 
 
 def start_discovery(

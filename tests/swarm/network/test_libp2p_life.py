@@ -108,7 +108,7 @@ def test_pending_calls_fail_with_the_reason_when_the_daemon_dies(tmp_path: Path)
         assert (
             reason.message == "the libp2p daemon ended (killed by signal 9)"
         )  # without the addresses that it had listed
-        assert "restart this node" in reason.remedy
+        assert "restart this node or program" in reason.remedy
         with pytest.raises(PeerUnreachable):
             await b.call(a.peer_id, "hang", b"", timeout_s=30)
         with pytest.raises(PeerUnreachable):
@@ -130,7 +130,7 @@ def test_bug_in_a_task_of_the_network_ends_it_with_the_error(tmp_path: Path, cap
         network._methods._server._incoming._tasks.create_task(bug())  # as the stream server and the watch have theirs
         reason = await asyncio.wait_for(network.wait_failed(), 30)
         assert "failed internally" in reason.message
-        assert "restart this node" in reason.remedy
+        assert "restart this node or program" in reason.remedy
         await network.close()
 
     asyncio.run(main())

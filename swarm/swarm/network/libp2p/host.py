@@ -381,7 +381,7 @@ def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused |
             remedy="check the limit of open files (ulimit -n) and the free memory of this machine",
             peer_id=peer_id,
         )
-    return PeerUnreachable("this node's libp2p daemon has ended", remedy="restart this node", peer_id=peer_id)
+    return PeerUnreachable("the libp2p daemon has ended", remedy="restart this node or program", peer_id=peer_id)
 
 
 def dial_failure(text: str) -> str:

@@ -164,16 +164,18 @@ class Daemon:
         """Return how the process ended, as far as is known, with a remedy."""
         code = self._process.poll()
         if code is None:
-            return StartError("the libp2p daemon ended its connection to this node", remedy="restart this node")
+            return StartError(
+                "the libp2p daemon ended its connection to this node", remedy="restart this node or program"
+            )
         if code < 0:  # its last output does not have the cause then
             return StartError(
                 f"the libp2p daemon ended (killed by signal {-code})",
-                remedy="restart this node; if nobody killed the daemon, check whether the machine ran out of memory",
+                remedy="restart this node or program; the machine may have run out of memory",
             )
         cause = self._crash or (self._last_lines[-1] if self._last_lines else "")
         return StartError(
             f"the libp2p daemon ended (exit status {code}){': ' + cause if cause else ''}",
-            remedy="restart this node; if that does not help, swarm-node doctor checks the usual causes",
+            remedy="restart this node or program; if that does not help, swarm-node doctor checks the usual causes",
         )
 
     async def ended(self) -> None:

@@ -31,7 +31,7 @@ from torch.autograd.function import once_differentiable
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog
 from swarm.client.remote_blocks import ChosenLogits, RemoteBlocks, RemotePart
-from swarm.client.request import check_prompt_ids
+from swarm.client.request import ContextExceeded, check_prompt_ids
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.serving.model.shape import ModelShape
@@ -45,6 +45,12 @@ Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 MAX_SCORED_AT_ONCE = 2
 """Texts that are scored at once. A server takes four calls of one client, and refuses more; a call may still be ending
 there when its answer is here."""
+
+MAX_CALL_BYTES = 2**29
+"""Bytes that a server holds for one client's calls, as fp32: the input and the output of a call, and while it chooses
+logits also the last block's output with the targets, and a piece of logits of HEAD_BYTES."""
+
+HEAD_BYTES = 2**25
 
 LOOK_S = 1.0
 """Seconds between two checks of a waiting thread that the loop still runs."""
@@ -117,7 +123,12 @@ class TensorCalls:
 
     async def pooled(self, token_ids: Sequence[int], model: str) -> Tensor:
         """Return the mean of the last hidden states after the last norm, scaled to length 1: float32 [H]."""
-        ran = await self.run_forward(torch.tensor(token_ids, dtype=torch.int64), model, OF_A_TEXT)
+
+        async def ask(blocks: RemoteBlocks) -> ForwardPass:
+            check_length(len(token_ids), blocks.model)
+            return await run(torch.tensor(token_ids, dtype=torch.int64), OF_A_TEXT, blocks)
+
+        ran = await self._in_one_call(model, OF_A_TEXT, ask)
         return torch.nn.functional.normalize(ran.output[0].double().mean(dim=0), dim=0).float()
 
     async def score(self, chosen: ChosenRevision, token_ids: Sequence[int], num_top: int) -> list[list[float]]:
@@ -129,7 +140,9 @@ class TensorCalls:
         tokens_1T = torch.tensor([token_ids], dtype=torch.int64)
         wanted = ChosenLogits(tokens_1T.roll(-1, dims=1), num_top)
         async with self._scoring:
-            rows_1TC = await (await self.blocks(chosen, OF_A_TEXT)).choose(tokens_1T, wanted)
+            blocks = await self.blocks(chosen, OF_A_TEXT)
+            check_length(len(token_ids), blocks.model, num_top=num_top)
+            rows_1TC = await blocks.choose(tokens_1T, wanted)
         self._catalog.answered(chosen)
         rows: list[list[float]] = rows_1TC[0].tolist()
         return rows
@@ -216,6 +229,19 @@ def check_input(x: Tensor, model: ModelShape, start: int) -> None:
         raise ConfigError("token ids are for the first block", remedy="give hidden states, or start at 0")
     elif x.dtype != torch.int64 or int(x.min()) < 0 or int(x.max()) >= model.vocab_size:
         raise ConfigError("these are not token ids of the model", remedy=f"use int64 from 0 to {model.vocab_size - 1}")
+
+
+def check_length(num_tokens: int, model: ModelShape, *, num_top: int = 0) -> None:
+    """Check the length of a text, which is to be scored if `num_top` is not 0. Raises ContextExceeded for one that
+    every server would refuse for the memory that its call takes."""
+    row_bytes = 8 * model.hidden_size + (8 * num_top + 16 if num_top else 0)
+    most = (MAX_CALL_BYTES - (HEAD_BYTES if num_top else 0)) // row_bytes
+    if num_tokens > most:
+        raise ContextExceeded(
+            f"the text has {num_tokens} tokens, and {model.name} computes at most {most} of them in one call",
+            remedy="shorten the text",
+            field="prompt",
+        )
 
 
 def waiting_for(loop: asyncio.AbstractEventLoop) -> Wait:

@@ -11,9 +11,12 @@ import pytest
 import torch
 from support.faults import Fault
 from support.text_models import byte_tokenizer
-from swarm.client import Token, remote_blocks
+from swarm.client import Token, remote_blocks, tensor_calls
 from swarm.client.prompt_scores import PromptScores
+from swarm.client.request import ContextExceeded
 from swarm.serving.local_ends.kept_model import KeptModel
+from swarm.serving.server.forward_call import HEAD_PIECE_BYTES
+from swarm.serving.server.forward_server import ForwardAdmission
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError
@@ -254,6 +257,34 @@ def test_lost_servers_of_a_prompt_to_score_or_of_an_embedding_are_told_as_those_
     assert sentence == "blocks 3:6 are not available: their servers just failed: try again in a moment"
     for ask in (echoed, lambda swarm: swarm.client.pooled("def", model="tiny")):
         assert virtual_time.run(scenario(ask)) == (sentence, pytest.approx(of_answer_s, abs=1.5))
+
+
+def test_text_that_no_server_has_memory_for_is_refused_as_too_long(
+    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert ForwardAdmission()._max_bytes // 2 == tensor_calls.MAX_CALL_BYTES
+    assert HEAD_PIECE_BYTES == tensor_calls.HEAD_BYTES
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as swarm:
+            calls = next(iter(swarm.servers.values())).calls
+            hidden_size = calls._current().loaded.span.hidden_size
+
+            async def check(most_bytes: int, ask: Callable[[list[int]], Any]) -> None:
+                calls.room = ForwardAdmission(max_bytes=2 * most_bytes)
+                with pytest.raises(PeerRefused, match="a client may have"):
+                    await ask([65] * 33)
+                monkeypatch.setattr(tensor_calls, "MAX_CALL_BYTES", most_bytes)
+                await ask([65] * 32)
+                with pytest.raises(ContextExceeded, match="33 tokens, and tiny computes at most 32"):
+                    await ask([65] * 33)
+                monkeypatch.undo()
+
+            scored_bytes = HEAD_PIECE_BYTES + 32 * (8 * hidden_size + 2 * 8 + 16)
+            await check(scored_bytes, lambda ids: echoed(swarm, prompt=ids))
+            await check(32 * 8 * hidden_size, lambda ids: swarm.client.pooled(ids, model="tiny"))
+
+    virtual_time.run(scenario())
 
 
 def test_only_the_last_server_gets_targets(boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

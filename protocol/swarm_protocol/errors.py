@@ -76,13 +76,25 @@ class PeerTimeout(PeerError):
 
 
 class PeerRefused(PeerError):
-    """The peer is healthy but will not do this now. A `retry_after_s` of 0 means: do not ask again."""
+    """The peer is healthy but will not do this now. A `retry_after_s` of 0 means: do not ask again.
+
+    `lacks_room`: it has no room for a sequence, or for more of one, and without `retry_after_s` never has for as much.
+    """
 
     code = "refused"
 
-    def __init__(self, message: str, *, remedy: str = "", peer_id: str = "", retry_after_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        remedy: str = "",
+        peer_id: str = "",
+        retry_after_s: float = 0.0,
+        lacks_room: bool = False,
+    ) -> None:
         super().__init__(message, remedy=remedy, peer_id=peer_id)
         self.retry_after_s = retry_after_s
+        self.lacks_room = lacks_room
 
 
 class PeerViolation(PeerError):

@@ -40,6 +40,8 @@ def encode_failure(error: BaseException) -> bytes:
     )
     if isinstance(error, PeerRefused) and math.isfinite(error.retry_after_s):
         message.retry_after_s = min(max(error.retry_after_s, 0.0), limits.MAX_RETRY_AFTER_S)
+    if isinstance(error, PeerRefused) and error.lacks_room:
+        message.reason = failure_pb2.Failure.NO_ROOM
     if isinstance(error, RoundError):
         known = (peer_id for peer_id in error.missing if _known_id(peer_id))
         message.missing.extend(list(dict.fromkeys(known))[: limits.MAX_FAILURE_PEERS])
@@ -73,7 +75,8 @@ def _build(sent: failure_pb2.Failure, sender: str) -> SwarmError:
     check_count(missing, "missing", max_items=limits.MAX_FAILURE_PEERS)
     session_id = check_text(sent.session_id, "session_id", max_chars=limits.MAX_NAME_BYTES)
     if code == PeerRefused.code:
-        return PeerRefused(message, remedy=remedy, peer_id=peer_id, retry_after_s=retry_after_s)
+        lacks_room = sent.reason == failure_pb2.Failure.NO_ROOM
+        return PeerRefused(message, remedy=remedy, peer_id=peer_id, retry_after_s=retry_after_s, lacks_room=lacks_room)
     if code == RoundError.code:
         return RoundError(message, remedy=remedy, peer_id=peer_id, missing=missing)
     if code == SessionError.code:

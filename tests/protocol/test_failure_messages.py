@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -47,7 +48,10 @@ def test_failure_keeps_class_message_remedy_and_peer(error_type: type[SwarmError
 def test_failure_keeps_the_fields_of_each_class() -> None:
     refused = sent(PeerRefused("full", retry_after_s=2.5))
     assert isinstance(refused, PeerRefused)
-    assert refused.retry_after_s == 2.5
+    assert (refused.retry_after_s, refused.lacks_room) == (2.5, False)
+    full = sent(PeerRefused("full", lacks_room=True))
+    assert isinstance(full, PeerRefused)
+    assert (full.retry_after_s, full.lacks_room) == (0.0, True)
     failed = sent(RoundError("no quorum", missing=(NEIGHBOUR, SENDER)))
     assert isinstance(failed, RoundError)
     assert failed.missing == (NEIGHBOUR, SENDER)
@@ -122,6 +126,13 @@ def test_failure_with_a_code_of_a_newer_version_is_a_peer_error() -> None:
     decoded = decode_failure(wire.encode(failure_pb2.Failure(code="quota", message="too much")), SENDER)
     assert type(decoded) is PeerError
     assert decoded.message == "too much"
+
+
+def test_refusal_for_a_reason_of_a_newer_version_is_a_plain_refusal() -> None:
+    newer: Any = 7
+    decoded = decode_failure(wire.encode(failure_pb2.Failure(code="refused", message="no", reason=newer)), SENDER)
+    assert isinstance(decoded, PeerRefused)
+    assert not decoded.lacks_room
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,9 @@ class ToyServer:
 
     def evict(self) -> None:
         for (peer_id, sequence_id), sequence in list(self.sequences.items()):
-            self._end(peer_id, sequence_id, sequence.connection, PeerRefused("evicted", retry_after_s=1.0))
+            self._end(
+                peer_id, sequence_id, sequence.connection, PeerRefused("evicted", retry_after_s=1.0, lacks_room=True)
+            )
 
     async def close(self) -> None:
         await self._connections.close()
@@ -196,7 +198,7 @@ class ToyServer:
         if self.is_leaving:
             self._end(peer_id, opened.sequence_id, connection, PeerRefused("the server is leaving"))
         elif opened.max_tokens > self.room_tokens:
-            self._end(peer_id, opened.sequence_id, connection, PeerRefused("full", retry_after_s=5.0))
+            self._end(peer_id, opened.sequence_id, connection, PeerRefused("full", retry_after_s=5.0, lacks_room=True))
         elif opened.take_over is not None:
             task = asyncio.get_running_loop().create_task(self._take_over(peer_id, connection, opened))
             self._tasks.add(task)

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm_protocol/proto/failure.proto\x12\x08swarm.v1\"\x85\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\x12\x0f\n\x07missing\x18\x06 \x03(\t\x12\x12\n\nsession_id\x18\x07 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"swarm_protocol/proto/failure.proto\x12\x08swarm.v1\"\xd7\x01\n\x07\x46\x61ilure\x12\x0c\n\x04\x63ode\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12\x0f\n\x07peer_id\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\x12\x0f\n\x07missing\x18\x06 \x03(\t\x12\x12\n\nsession_id\x18\x07 \x01(\t\x12(\n\x06reason\x18\x08 \x01(\x0e\x32\x18.swarm.v1.Failure.Reason\"&\n\x06Reason\x12\x0f\n\x0bUNSPECIFIED\x10\x00\x12\x0b\n\x07NO_ROOM\x10\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,5 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'swarm_protocol.proto.failur
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_FAILURE']._serialized_start=49
-  _globals['_FAILURE']._serialized_end=182
+  _globals['_FAILURE']._serialized_end=264
+  _globals['_FAILURE_REASON']._serialized_start=226
+  _globals['_FAILURE_REASON']._serialized_end=264
 # @@protoc_insertion_point(module_scope)

@@ -49,11 +49,7 @@ class PeerShares:
 
         Raises PeerRefused.
         """
-        if num_pages > self._num_pages:
-            raise PeerRefused(
-                f"a session of {num_pages} pages is over the {self._num_pages} pages of this server",
-                remedy="ask another server, or for fewer tokens",
-            )
+        self.check_size(num_pages)
         own = [sequence for sequence in held if sequence.client == client]
         wanted = num_pages + sum(sequence.num_pages for sequence in own)
         is_over_half = 2 * (len(own) + 1) > self.max_sequences or 2 * wanted > self._num_pages
@@ -62,6 +58,16 @@ class PeerShares:
                 f"other peers are waiting, and your {len(own)} {self._what} already use the share of one peer",
                 remedy="ask another server, or later",
                 retry_after_s=RETRY_AFTER_S,
+                lacks_room=True,
+            )
+
+    def check_size(self, num_pages: int) -> None:
+        """Raise PeerRefused for a sequence that would have no room here even if it was alone."""
+        if num_pages > self._num_pages:
+            raise PeerRefused(
+                f"a session of {num_pages} pages is over the {self._num_pages} pages of this server",
+                remedy="ask another server, or for fewer tokens",
+                lacks_room=True,
             )
 
     def check_growth(self, client: str, num_more: int, held: Collection[Held], *, now_s: float) -> None:
@@ -76,6 +82,7 @@ class PeerShares:
                 f"other peers are waiting, and your {self._what} use more than half of the cache",
                 remedy="ask another server, or later",
                 retry_after_s=RETRY_AFTER_S,
+                lacks_room=True,
             )
 
     def refused(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> PeerRefused:
@@ -86,6 +93,7 @@ class PeerShares:
             "cache are asked for than are free",
             remedy="ask another server, or later",
             retry_after_s=RETRY_AFTER_S,
+            lacks_room=True,
         )
 
     def wait(self, client: str, held: Collection[Held], *, now_s: float) -> None:

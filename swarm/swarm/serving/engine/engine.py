@@ -196,6 +196,7 @@ class Engine:
         if num_more <= 0:
             return
         client, now_s = sequence.client, asyncio.get_running_loop().time()
+        self._shares.check_size(num_pages)
         self._shares.check_growth(client, num_more, self._sequences, now_s=now_s)
         if not self.pages.extend(sequence.page_table, num_pages):
             self._evict_idle(client, num_more, now_s)
@@ -219,7 +220,10 @@ class Engine:
             if num_free >= num_pages and len(self._sequences) - len(chosen) < self._shares.max_sequences:
                 why = "the session was idle, and others needed its room"
                 for evicted in chosen:
-                    self.end(evicted, PeerRefused(why, remedy="open it again", retry_after_s=RETRY_AFTER_S))
+                    self.end(
+                        evicted,
+                        PeerRefused(why, remedy="open it again", retry_after_s=RETRY_AFTER_S, lacks_room=True),
+                    )
                 return True
         return False
 

@@ -131,6 +131,7 @@ class EngineSequence:
                 "the server has no room to recompute shared positions",
                 remedy="begin later in the prompt, or ask another server",
                 retry_after_s=RETRY_AFTER_S,
+                lacks_room=True,
             )
         self.length = position
         self._names.begin(num_pages)

@@ -73,6 +73,7 @@ class _Failures:
 class _Refusal:
     num_tokens: int
     until_s: float
+    is_final: bool
 
 
 class PeerHealth:
@@ -157,10 +158,15 @@ class PeerHealth:
             if failures.last_s > since_s and failures.last_s - failures.first_s >= for_s
         }
 
-    def full(self, max_tokens: int) -> set[str]:
-        """Return the peers that lately refused a session of at most `max_tokens`."""
+    def full(self, max_tokens: int, *, for_good: bool = False) -> set[str]:
+        """Return the peers that lately refused a session of at most `max_tokens`. With `for_good`, only those that
+        never have room for it."""
         now_s = asyncio.get_running_loop().time()
-        return {p for p, said in self._refusals.items() if said.until_s > now_s and said.num_tokens <= max_tokens}
+        return {
+            peer_id
+            for peer_id, said in self._refusals.items()
+            if said.until_s > now_s and said.num_tokens <= max_tokens and said.is_final >= for_good
+        }
 
     @property
     def load(self) -> Mapping[str, int]:
@@ -206,19 +212,19 @@ class PeerHealth:
         if isinstance(error, PeerViolation) and failure.cause is not FailureCause.VIOLATION:
             # a server that accuses the client of a violation has not broken the protocol itself
             error = PeerError(error.message, peer_id=failure.peer_id)
-        if isinstance(error, PeerRefused) and error.retry_after_s:
+        if isinstance(error, PeerRefused) and (error.retry_after_s or error.lacks_room):
             self.refused(failure.peer_id, num_tokens, error.retry_after_s)
         else:
             self.failed(failure.peer_id, error)
 
     def refused(self, peer_id: str, num_tokens: int, retry_after_s: float) -> None:
-        """Do not ask the peer for `num_tokens` or more for `retry_after_s`. It is healthy, and may have room for
-        fewer."""
-        now_s = asyncio.get_running_loop().time()
+        """Do not ask the peer for `num_tokens` or more for `retry_after_s`; 0: it never has room for these. It is
+        healthy, and may have room for fewer."""
+        now_s, is_final = asyncio.get_running_loop().time(), not retry_after_s
         known = self._refusals.get(peer_id)
-        if known is not None and known.until_s > now_s:
+        if known is not None and known.until_s > now_s and not is_final:
             num_tokens = min(num_tokens, known.num_tokens)
-        self._refusals[peer_id] = _Refusal(num_tokens, now_s + retry_after_s)
+        self._refusals[peer_id] = _Refusal(num_tokens, now_s + (retry_after_s or FAILING_S), is_final)
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Avoid the peer, with a backoff that doubles with each failure in a row. A leaving peer is avoided until it

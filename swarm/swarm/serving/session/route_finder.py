@@ -54,6 +54,14 @@ class KnownServers:
             peer_id: record for peer_id, record in servers.items() if record.revision != self.model.revision
         }
 
+    def peers_of(self, start: int, end: int) -> set[str]:
+        """Return the servers of any of the blocks [start, end)."""
+        return {
+            peer_id
+            for peer_id, record in self.servers.items()
+            if record.state == "serving" and record.start < end and start < record.end
+        }
+
     def find_chain(self, start: int, end: int, context: RoutingContext) -> list[Hop]:
         """Return the cheapest chain over `[start, end)`. Raises NoChain, which names other revisions that are
         served."""
@@ -103,8 +111,9 @@ class RouteFinder:
         """Return the cheapest chain over `[start, end)` with room for `max_tokens`. `between` are the peers before and
         after it, "" for none.
 
-        The search ends `patience_s` after `since_s`, or after two tries if that is None. Servers to avoid are used if
-        there are no others, until `patience_s` after `since_s`, or after the session's first search if that is None.
+        The search ends `patience_s` after `since_s`, or after two tries if that is None, or if all servers of some
+        blocks have said that they never have room for as much. Servers to avoid are used if there are no others, until
+        `patience_s` after `since_s`, or after the session's first search if that is None.
         Raises NoChain.
         """
         own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
@@ -138,8 +147,13 @@ class RouteFinder:
                 return self._known.find_chain(start, end, context)
             except NoChain as error:
                 # the servers known at the start of the session may be outdated
-                if looked_up and clock() >= give_up_at_s:
+                if looked_up and (clock() >= give_up_at_s or self._is_in_vain(error, max_tokens)):
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
                 await asyncio.sleep(RETRY_S if looked_up else 0)
                 await self._known.look_up()
                 looked_up = True
+
+    def _is_in_vain(self, error: NoChain, max_tokens: int) -> bool:
+        """Return whether no server of some missing blocks can ever have room for `max_tokens`."""
+        full = self._health.full(max_tokens, for_good=True)
+        return any(peers and peers <= full for peers in (self._known.peers_of(*span) for span in error.missing))

@@ -439,6 +439,6 @@ class Session:
 
 
 def _lacks_room(error: SwarmError) -> bool:
-    """Return whether the session could not grow: its servers had no room for the time being, nor had others."""
+    """Return whether the session could not grow: a server lacked room for it, and no other one took over."""
     cause = error.__cause__
-    return isinstance(error, ReplayMemoryFull) or (isinstance(cause, PeerRefused) and cause.retry_after_s > 0)
+    return isinstance(error, ReplayMemoryFull) or (isinstance(cause, PeerRefused) and cause.lacks_room)

@@ -111,12 +111,28 @@ def test_sequence_that_finds_no_page_is_refused_and_may_try_again() -> None:
         with pytest.raises(PeerRefused, match="1 more pages of cache are asked for than are free") as refused:
             await sequence.step(ids(1), Want.NOTHING)
         assert refused.value.retry_after_s > 0
+        assert refused.value.lacks_room
         # the other one may be ended only once it is idle for long
         await asyncio.sleep(15)
         await sequence.step(ids(1), Want.NOTHING)
         assert isinstance(other.end_error, PeerRefused)
+        assert other.end_error.lacks_room
         sequence.close()
         assert engine.free_tokens == NUM_PAGES * PAGE_TOKENS
+
+    with_engine(work)
+
+
+def test_sequence_that_holds_all_pages_learns_that_it_never_gets_more() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        most = (NUM_PAGES + 1) * PAGE_TOKENS
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=PAGE_TOKENS, grow_to=most)
+        for _ in range(NUM_PAGES):
+            await sequence.step(ids(*[1] * PAGE_TOKENS), Want.NOTHING)
+        with pytest.raises(PeerRefused, match=f"over the {NUM_PAGES} pages of this server") as refused:
+            await sequence.step(ids(1), Want.NOTHING)
+        assert (refused.value.retry_after_s, refused.value.lacks_room) == (0, True)
+        sequence.close()
 
     with_engine(work)
 

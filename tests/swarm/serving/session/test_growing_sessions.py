@@ -14,15 +14,22 @@ from swarm.client import SamplingParams
 from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.engine.page_allocator import PageTable
+from swarm.serving.sampling.sampling import LogitEdits
+from swarm.serving.server.deployment import ServerOptions
+from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.server.span_server import SpanServer
 from swarm.serving.session.client_state import SessionOptions
 from swarm.serving.session.session_messages import GROWTH_TOKENS
 from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerRefused, SessionError
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.sampler import Grammar
 
 HALVES = [(0, 3), (3, 6)]
 NUM_TOKENS = 100
+SMALL_BYTES = 96 * 768
+"""A cache for 96 tokens, of 768 bytes each: fewer than PROMPT and NUM_TOKENS have."""
+
 STEERED = SamplingParams(
     grammar=Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){20,}/"),
     temperature=1.0,
@@ -201,6 +208,58 @@ def test_answer_for_which_no_server_gets_room_ends_by_length(boxes: Any, llama_d
                 server.deployed.engine.pages.release(taken)
             await box.all_freed()
 
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_answer_that_fills_a_server_alone_waits_only_for_another_one(
+    boxes: Any, llama_dir: Path, has_other: bool
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] if has_other else []) as box, asyncio.TaskGroup() as tasks:
+            others = list(box.servers.values())
+            tables = [full(other) for other in others]
+            for other in others:
+                other.announcer.changed()
+            small = await box.add(0, 6, ServerOptions(kv_bytes=SMALL_BYTES))
+            await box.known(1 + has_other)
+            clock = asyncio.get_running_loop().time
+
+            async def free() -> None:
+                await asyncio.sleep(7)
+                for other, table in zip(others, tables, strict=True):
+                    other.deployed.engine.pages.release(table)
+                    other.announcer.changed()
+
+            generation, drawn, since_s = box.generate(NUM_TOKENS, ignore_eos=True), list[int](), 0.0
+            async for token in generation:
+                if token.is_drawn:
+                    drawn.append(token.token_id)
+                    since_s = clock()
+                if len(drawn) == 20:
+                    tasks.create_task(free())
+            assert drawn == box.expected(NUM_TOKENS)[: len(drawn)]
+            assert (len(drawn) == NUM_TOKENS) == has_other
+            assert token.finish_reason == "length"
+            assert has_other or small.max_kv_tokens - generation.num_prompt_tokens <= len(drawn)
+            assert clock() - since_s < 2
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_answer_whose_server_refuses_for_another_reason_than_room_is_an_error(boxes: Any, llama_dir: Path) -> None:
+    async def edits(sampler: SessionSampler, index: int) -> LogitEdits:
+        if index >= 30:
+            raise PeerRefused("the server's process for grammars has died", retry_after_s=1.0)
+        return await whole(sampler, index)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            with patch.object(SessionSampler, "edits", edits), pytest.raises(SessionError, match="grammars has died"):
+                await answer(box.generate(NUM_TOKENS, sampling=STEERED))
+            await box.all_freed()
+
+    whole = SessionSampler.edits
     virtual_time.run(scenario(), compute_s=slow_step)
 
 

@@ -15,6 +15,7 @@ from swarm.serving.session.peer_health import (
     VIOLATION_BACKOFF_S,
     PeerHealth,
 )
+from swarm.serving.session.session_actions import AvoidPeer, FailureCause
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 
@@ -149,6 +150,19 @@ def test_refusal_counts_for_equal_or_larger_requests_until_its_retry_time() -> N
         health.refused("a", 500, 7.0)
         assert health.full(100) == set()
         health.worked("a")
+        assert health.full(500) == set()
+
+    run(scenario)
+
+
+def test_peer_that_never_has_room_for_a_session_is_not_avoided_for_smaller_ones() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        health.refused("b", 500, 7.0)
+        refusal = PeerRefused("too small", lacks_room=True)
+        health.blame(AvoidPeer("a", refusal, FailureCause.REPORTED), 500)
+        assert not is_avoided(health)
+        assert (health.full(499), health.full(500), health.full(500, for_good=True)) == (set(), {"a", "b"}, {"a"})
+        await asyncio.sleep(FAILING_S)
         assert health.full(500) == set()
 
     run(scenario)

@@ -23,6 +23,10 @@ SCRATCH_BYTES = 2**14
 SLICE_BYTES = 2**16
 """Maximum bytes of a long body that are read at once if the download is limited."""
 
+MAX_FRAMES_AT_ONCE = 256
+"""If more frames come with one read, the next read waits for the next turn of the loop. uvloop reads up to 32 times in
+a turn, which are 100,000 frames without data: those of a stranger would keep all others waiting."""
+
 _TAKEN_BYTES = 2**16
 """Maximum bytes taken at once from a StreamReader, which bounds the memory that is held twice."""
 
@@ -186,8 +190,9 @@ class StreamBuffers(asyncio.BufferedProtocol):
 
     def _parse(self) -> None:
         """Accept the whole frames in the scratch. The rest moves to its beginning, or to a separate body."""
-        view, at = memoryview(self._scratch)[: self._num_scratch], 0
+        view, at, num_frames = memoryview(self._scratch)[: self._num_scratch], 0, 0
         while len(view) - at >= framing.HEADER.size:
+            num_frames += 1
             kind, length = framing.parse_header(view[at : at + framing.HEADER.size])
             is_wanted = self._is_announced or self._announced(kind, length)
             self._is_announced = False
@@ -208,6 +213,8 @@ class StreamBuffers(asyncio.BufferedProtocol):
                 break
         self._num_scratch = len(view) - at
         self._scratch[: self._num_scratch] = view[at:]
+        if num_frames > MAX_FRAMES_AT_ONCE:
+            self._pause()
 
     def _skip_unwanted(self) -> None:
         """Drop bytes of an unwanted frame from the scratch."""

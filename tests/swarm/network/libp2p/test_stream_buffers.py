@@ -253,6 +253,24 @@ def test_buffered_long_bodies_arrive_one_in_each_turn_of_the_loop() -> None:
     in_each_loop(case)
 
 
+def test_short_frames_leave_the_loop_after_each_read() -> None:
+    data = framing.acknowledgement(0) * 40_000
+
+    async def case(near: Near) -> None:
+        most, before = 0, 0
+        running = asyncio.create_task(near.run())
+        await near.wire.drained()
+        assert near.far.send(data) == len(data)
+        while len(near.frames) < 40_000:
+            await asyncio.sleep(0)
+            most, before = max(most, len(near.frames) - before), len(near.frames)
+        near.far.close()
+        await running
+        assert most <= SCRATCH_BYTES / framing.HEADER.size
+
+    in_each_loop(case)
+
+
 def test_connection_lost_before_it_is_taken_over_ends_after_its_received_frames() -> None:
     async def case(near: Near) -> None:
         await asyncio.get_running_loop().sock_sendall(near.far, framing.frame(Kind.DATA, b"a"))

@@ -91,7 +91,7 @@ MAX_CONTACT_ADDRS = 8
 MAX_PATH_MESSAGE_BYTES = 3 * 2**10
 # A request has MAX_FIND_KEYS digests of 34 bytes and MAX_CONTACT_ADDRS addresses of 259 bytes.
 MAX_FIND_REQUEST_BYTES = 4 * 2**10
-# The unary connection carries messages of up to 4 MiB, including its framing.
+# The records of three full keys fit, each as large as allowed. The asker asks again for the rest.
 MAX_FIND_RESPONSE_BYTES = 4 * 2**20 - 4 * 2**10
 
 # --- fields of records ---------------------------------------------------------------------------------------------

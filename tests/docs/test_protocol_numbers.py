@@ -10,6 +10,7 @@ from swarm.network.dht import known_peers, record_dht, record_storage, routing_t
 from swarm.network.libp2p import (
     calls,
     kept_frames,
+    p2pd_process,
     path_watch,
     reconnection,
     stream_resume,
@@ -40,6 +41,7 @@ SAID = [
     ("transport.md", f"A request larger than {peer_budgets.MAX_UNARY_BYTES // 1024} KiB"),
     ("transport.md", f"The response is larger than {peer_budgets.MAX_UNARY_BYTES // 1024} KiB"),
     ("transport.md", f"no answer of more than {peer_budgets.MAX_UNARY_BYTES // 1024} KiB"),
+    ("transport.md", f"a message of more than {p2pd_process.MAX_UNARY_MESSAGE_BYTES // 1024} KiB"),
     ("records.md", f"An answer larger than {peer_budgets.MAX_UNARY_BYTES // 1024} KiB is cut"),
     ("transport.md", f"A response is kept for {calls.PARCEL_S:.0f} seconds"),
     ("transport.md", f"at most {calls.MAX_PARCELS_PER_PEER_BYTES // MIB} MiB for a peer"),

@@ -13,6 +13,7 @@ import pytest
 from support.network_worlds import libp2p_node
 from swarm.network import partition_watch
 from swarm.network.dht import known_peers, routing_table
+from swarm.network.libp2p import p2pd_process
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p_network import (
@@ -191,6 +192,8 @@ def test_peer_with_malformed_answers_is_dropped_and_not_asked_for_a_while(
 ) -> None:
     for name in ("SUSPECT_S", "MAX_SUSPECT_S"):
         monkeypatch.setattr(routing_table, name, 600.0)  # also on a machine that is busy for long
+    # the liar's daemon sends longer answers
+    monkeypatch.setattr(p2pd_process, "MAX_UNARY_MESSAGE_BYTES", 2 * len(answer) + 2**16)
 
     async def case(a: Libp2pNetwork) -> None:
         await a.publish(KEY, b"honest", lifetime_s=60)  # before any peer could be slow to take it

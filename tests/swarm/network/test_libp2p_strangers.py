@@ -163,6 +163,29 @@ def test_answers_that_a_stranger_does_not_read_are_small(
     asyncio.run(main())
 
 
+def test_requests_that_a_stranger_does_not_end_are_small(tmp_path: Path) -> None:
+    """The daemon waits for the rest of a request without a deadline, and keeps what has come."""
+    num_requests, num_bytes = 32, 4 * MEBIBYTE - 1
+
+    async def begin(stranger: Host, node: Libp2pNetwork) -> None:
+        """Announce a request of `num_bytes`, and send all but its last byte, if the daemon takes so much."""
+        _, writer = await stranger.open_stream(node.peer_id, method_prefix(node.network_id) + "dht/find")
+        writer.write(encode_varint(num_bytes) + bytes(num_bytes - 1))
+        with contextlib.suppress(ConnectionError):
+            await writer.drain()
+
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "seed") as seed, stranger_beside(seed) as stranger:
+            daemon = psutil.Process(seed.daemon_pid)
+            before = daemon.memory_info().rss
+            for _ in range(num_requests):
+                await begin(stranger, seed)
+            await asyncio.sleep(1.0)
+            assert daemon.memory_info().rss - before < num_requests * num_bytes / 4
+
+    asyncio.run(main())
+
+
 def place(node: Libp2pNetwork, key: str, *, num_records: int) -> None:
     """Let a node store the largest possible records under one key."""
     payload = bytes(limits.MAX_RECORD_BYTES)

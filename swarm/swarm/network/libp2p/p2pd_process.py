@@ -29,6 +29,7 @@ from pathlib import Path
 from swarm_protocol.errors import StartError
 
 from swarm.network.libp2p.no_quic import without_quic
+from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.temporary_folder import make_folder
 
 IDLE_TIMEOUT_S = 15
@@ -49,6 +50,10 @@ _CONFIGURATION = '{"Relay": {"Enabled": false}}'
 """Turns off the daemon's own relay, which no flag does. It would serve strangers until `relay` replaces it, and build a
 table of the internet's networks, which takes a quarter of a second of processor time and 29 MB. Connections through
 other relays do not need it."""
+
+MAX_UNARY_MESSAGE_BYTES = MAX_UNARY_BYTES + 2**12
+"""Maximum bytes of a request or an answer of a small call, with its ids and its protocol's name. The daemon waits
+without a deadline for the rest of a stranger's request, and keeps what has come. Its default is 4 MiB."""
 
 _STATUS_SIGNS = ("Control socket:", "Peer Addrs:", "/")
 """First words of lines of the daemon's normal output: its sockets and addresses."""
@@ -86,6 +91,7 @@ def arguments(options: DaemonOptions, control_socket: str, configuration: str) -
         f"-listen=/unix{control_socket}",
         f"-idleTimeout={IDLE_TIMEOUT_S}s",
         f"-f={configuration}",
+        f"-persistentConnMaxMsgSize={MAX_UNARY_MESSAGE_BYTES}",
         "-relay=0",  # the package `relay` relays, and keeps reservations at other relays
         "-relayDiscovery=0",
         "-autoRelay=0",

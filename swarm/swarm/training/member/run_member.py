@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+import torch
 from swarm_compression import get_codec
 from swarm_protocol.commit_messages import Endorsement
 from swarm_protocol.errors import cause
@@ -129,7 +130,8 @@ class RunMember:
         setup = replace(options.setup, bring=None) if options.state else options.setup
         self._options = replace(options, setup=setup, state=None)  # only `_start` refers to the state
         self._failpoints = failpoints
-        self._executor = ThreadPoolExecutor(2, thread_name_prefix="swarm-round")
+        # denormal numbers count in a state's digest, and the program may have its threads flush them
+        self._executor = ThreadPoolExecutor(2, "swarm-round", initializer=torch.set_flush_denormal, initargs=(False,))
         max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
         self._intervals = Intervals(options.setup.inner, max_interval_s=max_interval_s, clock=options.clock)
         self._held_out = HeldOutLoss(run.config, self._intervals, self._on_held_out)

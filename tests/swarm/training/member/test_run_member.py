@@ -558,6 +558,26 @@ def test_close_before_run_leaves_nothing_behind() -> None:
     virtual_time.run(main())
 
 
+def test_rounds_compute_with_denormal_numbers_when_the_program_flushes_them() -> None:
+    """They count in a state's digest, on which members whose programs differ in this would not agree."""
+
+    def halved() -> float:
+        return torch.full((1,), 2.0**-126).mul_(0.5).item()
+
+    async def main() -> None:
+        async with Swarm(config()) as swarm:
+            member = await swarm.join("m0")
+            assert member.trainer._executor.submit(halved).result() == 2.0**-127
+
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor flushes nothing")
+    try:
+        assert halved() == 0.0
+        virtual_time.run(main())
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_member_with_damaged_data_ends_with_the_reason() -> None:
     def refuse(_theta_N: torch.Tensor) -> torch.Tensor:
         raise IntegrityError("the tokens are damaged")

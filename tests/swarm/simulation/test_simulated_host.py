@@ -42,7 +42,7 @@ def test_call_that_is_answered_in_time_takes_both_ways_and_sets_no_timer_for_its
         asker, answerer = two_hosts()
         await serve_echo(answerer)
         loop = asyncio.get_running_loop()
-        began_s, timers = loop.time(), loop._scheduled  # type: ignore[attr-defined]
+        began_s, timers = loop.time(), loop._timers  # type: ignore[attr-defined]
         assert await asker.call("answerer", "echo", b"hello", timeout_s=3) == b"hello"
         assert loop.time() - began_s == pytest.approx(2 * LATENCY_S, rel=1e-3)
         assert timers == []

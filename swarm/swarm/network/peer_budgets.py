@@ -6,14 +6,15 @@ fill all slots, but cannot keep out a peer that wants few. The number of connect
 A stream's window bounds what one stream holds, but not what all streams of a peer hold, nor a message that is joined
 from many pieces. So every piece is charged to `UnreadBudget` before it is allocated, and released once its message has
 been taken. A stream that exceeds its peer's budget gives way. When the host's budget is exceeded, the largest stream of
-the peer that holds most gives way. So a flood, from however many keys, displaces its own streams first and not those of
-peers that hold little. State belongs to the host's loop.
+the peer that `greediest` names gives way. Keys cost nothing, but addresses in many providers' networks do. So a flood,
+from however many keys, displaces its own streams first, and not those of peers in other networks or of peers that hold
+little. State belongs to the host's loop.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
@@ -90,10 +91,30 @@ class UnreadHolder(Protocol):
         """Drop what is unread, tell the peer why, and accept nothing more."""
 
 
+ProviderOf = Callable[[str], Hashable]
+"""`provider_of(peer_id)` returns the network from which a peer is connected, or None if that is not known."""
+
+
+def greediest(held: Mapping[str, int], provider_of: ProviderOf) -> str:
+    """Return the peer that holds most among those of the network whose peers hold most together."""
+    by_provider = Counter[Hashable]()
+    for peer_id, num_bytes in held.items():
+        by_provider[provider_of(peer_id)] += num_bytes
+    [(provider, _)] = by_provider.most_common(1)
+    return max((peer_id for peer_id in held if provider_of(peer_id) == provider), key=held.__getitem__)
+
+
 class UnreadBudget:
     """Counts the bytes that wait unread, for each peer and in all, and has streams give way that exceed the budget."""
 
-    def __init__(self, *, max_peer_bytes: int = PEER_BYTES, max_host_bytes: int = HOST_BYTES) -> None:
+    def __init__(
+        self,
+        provider_of: ProviderOf = lambda _peer_id: None,
+        *,
+        max_peer_bytes: int = PEER_BYTES,
+        max_host_bytes: int = HOST_BYTES,
+    ) -> None:
+        self._provider_of = provider_of
         self._max_peer_bytes = max_peer_bytes
         self._max_host_bytes = max_host_bytes
         # plain dicts: each message of a stream is charged and released once or twice
@@ -110,10 +131,10 @@ class UnreadBudget:
         if peer_bytes > self._max_peer_bytes:
             self._give_way(holder, f"more than {self._max_peer_bytes} bytes from one peer wait to be read")
         while self.num_bytes > self._max_host_bytes:
-            peer_id = max(self._by_peer, key=self._by_peer.__getitem__)
+            peer_id = greediest(self._by_peer, self._provider_of)
             largest = max((each for each in self._held if each.peer_id == peer_id), key=self._held.__getitem__)
             self._give_way(
-                largest, f"more than {self._max_host_bytes} bytes wait to be read, most of them from one peer"
+                largest, f"more than {self._max_host_bytes} bytes wait to be read, most of them from one network"
             )
         return holder in self._held
 

@@ -57,6 +57,18 @@ def test_full_host_drops_the_largest_stream_of_the_greediest_peer() -> None:
     assert small.refusals
 
 
+def test_full_host_drops_streams_of_the_network_whose_keys_hold_most_together() -> None:
+    budget = UnreadBudget(lambda peer_id: peer_id[:5], max_peer_bytes=100, max_host_bytes=50)
+    keys = [OneStream(f"cloud {number}") for number in range(6)]
+    honest = OneStream("home")
+    for each in keys[:5]:
+        assert budget.charge(each, 8)
+    assert budget.charge(honest, 10)
+    assert not budget.charge(keys[5], 9)
+    assert not honest.refusals, "it holds more than any other key"
+    assert [bool(each.refusals) for each in keys] == [False] * 5 + [True]
+
+
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["charge", "release", "drop"]), st.integers(0, 30))))
 def test_budget_under_any_events_is_kept_and_counts_what_is_held(events: list[tuple[int, str, int]]) -> None:
     budget = UnreadBudget(max_peer_bytes=40, max_host_bytes=60)
@@ -141,6 +153,49 @@ def test_unread_streams_of_one_key_share_their_peer_s_budget(tmp_path: Path, ope
             before = budget.num_bytes
             await beside.send(bytes(1000))
             await holds(before + 1000)
+
+    asyncio.run(main())
+
+
+def test_keys_of_one_network_displace_each_other_and_not_a_peer_of_another_network(tmp_path: Path) -> None:
+    """Each key holds a little less than the honest peer."""
+    num_bytes, num_keys = framing.WINDOW_BYTES // 2, 4
+
+    async def hang(_peer_id: str, stream: Stream) -> None:
+        assert await stream.receive() == b"here"
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            host = await stack.enter_async_context(await libp2p_node(tmp_path / "host", listen=("/ip4/0.0.0.0/tcp/0",)))
+            addrs = [f"/ip4/127.0.0.1/tcp/{host._paths.own._listen_endpoints[4].bind[1]}/p2p/{host.peer_id}"]
+            await host.serve_stream("hang", hang)
+            budget = host._host.unread = UnreadBudget(host._host.provider_of, max_host_bytes=num_keys * num_bytes)
+
+            async def holding(name: str, num_bytes: int, ip: str) -> Stream:
+                node = await libp2p_node(tmp_path / name, peers=addrs, listen=(f"/ip4/{ip}/tcp/0",))
+                await stack.enter_async_context(node)
+                await host._host.look()
+                stream = await stack.enter_async_context(node.stream(host.peer_id, "hang", timeout_s=30))
+                await stream.send(b"here")
+                before = budget.num_bytes + budget.num_refused
+                await stream.send(bytes(num_bytes))
+
+                async def is_there() -> bool:
+                    return budget.num_bytes + budget.num_refused > before
+
+                await eventually(is_there)
+                return stream
+
+            honest = await holding("honest", num_bytes, "127.1.0.1")
+            keys = [await holding(f"key{number}", num_bytes - 1000, "127.0.0.1") for number in range(num_keys)]
+
+            async def has_given_way() -> bool:
+                return budget.num_refused == 1
+
+            await eventually(has_given_way)
+            refused = [each for each in (honest, *keys) if each._error is not None]  # type: ignore[attr-defined]
+            assert honest not in refused
 
     asyncio.run(main())
 

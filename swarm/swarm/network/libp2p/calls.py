@@ -21,11 +21,11 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long, took_too_long
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.unary_connection import UnaryAnswer
-from swarm.network.peer_budgets import MAX_UNARY_BYTES, UnreadBudget
+from swarm.network.peer_budgets import MAX_UNARY_BYTES, UnreadBudget, greediest
 
 MAX_PARCELS_BYTES = 256 * 2**20
-"""Maximum bytes of all parcels: several of the largest, or many usual ones. Beyond it, the oldest parcels of the peer
-that holds most are dropped."""
+"""Maximum bytes of all parcels: several of the largest, or many usual ones. Beyond it, the oldest parcels of the
+`greediest` peer are dropped."""
 
 MAX_PARCELS_PER_PEER_BYTES = 128 * 2**20
 """Maximum bytes of one caller's parcels: nearly two of the largest, or far more chunks of a state than it asks for at
@@ -40,8 +40,8 @@ since a handler may answer late. Further streams of the peer wait, each with at 
 takes no responses, few responses are made and kept."""
 
 MAX_LEAVING_BYTES = 512 * 2**20
-"""Maximum bytes of responses that are being sent over streams to all peers. Beyond it, the largest response to the peer
-that holds most is given up, so that many peers that read nothing do not keep out a peer that asks for little."""
+"""Maximum bytes of responses that are being sent over streams to all peers. Beyond it, the largest response to the
+`greediest` peer is given up, so that many peers that read nothing do not keep out a peer that asks for little."""
 
 BULK_S = 300.0
 """Time for a large request to come in, or for a large response to be sent: enough for the largest message over a slow
@@ -84,7 +84,9 @@ class Calls:
         self._turns: dict[tuple[str, str], asyncio.Semaphore] = {}
         self._num_in_turn: Counter[tuple[str, str]] = Counter()
         # the turns already bound what is sent to one peer
-        self._leaving = UnreadBudget(max_peer_bytes=MAX_LEAVING_BYTES, max_host_bytes=MAX_LEAVING_BYTES)
+        self._leaving = UnreadBudget(
+            host.provider_of, max_peer_bytes=MAX_LEAVING_BYTES, max_host_bytes=MAX_LEAVING_BYTES
+        )
 
     async def call(self, peer_id: str, names: tuple[str, str, str], request: bytes, max_bytes: int) -> bytes:
         """Call a method. `names` are the protocols of small requests, large requests and parcels. There is no time-out
@@ -187,7 +189,7 @@ class Calls:
         while self._num_parcel_bytes[peer_id] > MAX_PARCELS_PER_PEER_BYTES:
             self._drop_oldest_of(peer_id)
         while self._num_parcel_bytes.total() > MAX_PARCELS_BYTES:
-            self._drop_oldest_of(self._num_parcel_bytes.most_common(1)[0][0])
+            self._drop_oldest_of(greediest(self._num_parcel_bytes, self._host.provider_of))
         return token
 
     def _drop_oldest_of(self, peer_id: str) -> None:

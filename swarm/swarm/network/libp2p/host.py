@@ -23,6 +23,7 @@ from swarm_protocol.identity import check_peer_id
 from swarm_protocol.records import PathKind
 
 from swarm.network.interface import NotServed, too_many_calls
+from swarm.network.ip_kinds import IpNetwork, provider_network_of
 from swarm.network.libp2p import kept_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
 from swarm.network.libp2p.greeting import Gate
@@ -35,7 +36,7 @@ from swarm.network.libp2p.unary_connection import (
     UnaryConnection,
     UnaryConnectionClosed,
 )
-from swarm.network.multiaddr import is_relayed
+from swarm.network.multiaddr import ip_of, is_relayed
 from swarm.network.peer_budgets import UnreadBudget
 from swarm.network.traffic import Traffic
 
@@ -141,8 +142,10 @@ class Host:
         self.unary = unary
         self.peer_id = peer_id
         self.traffic = Traffic()
-        self.unread = UnreadBudget()
-        self.unacknowledged = UnreadBudget(max_peer_bytes=kept_frames.PEER_BYTES, max_host_bytes=kept_frames.HOST_BYTES)
+        self.unread = UnreadBudget(self.provider_of)
+        self.unacknowledged = UnreadBudget(
+            self.provider_of, max_peer_bytes=kept_frames.PEER_BYTES, max_host_bytes=kept_frames.HOST_BYTES
+        )
         self.connected: dict[str, tuple[str, ...]] = {}
         """The peers that were connected at the last `look`, with the addresses of their connections."""
         self.introduced: dict[str, PathKind] = {}
@@ -200,6 +203,11 @@ class Host:
         self._connected_at = {peer_id: self._connected_at.get(peer_id, 0.0) for peer_id in self.introduced}
         self.traffic.note(self.path_kinds())
         return self.connected
+
+    def provider_of(self, peer_id: str) -> IpNetwork | None:
+        """Return the provider's network from which a peer, or its relay, was connected at the last `look`."""
+        ips = map(ip_of, self.connected.get(peer_id, ()))
+        return next((provider_network_of(ip) for ip in ips if ip), None)
 
     def path_kinds(self) -> dict[str, PathKind]:
         """Return the kind of path to each peer that was connected at the last `look`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
 from swarm.network.libp2p import calls as module
@@ -42,7 +43,8 @@ async def _size(_peer_id: str, request: bytes) -> bytes:
 
 
 def _calls() -> Calls:
-    return Calls(None, None)  # type: ignore[arg-type]
+    """Return calls of a host whose peers are connected from the network that is the first letter of their ids."""
+    return Calls(SimpleNamespace(provider_of=lambda peer_id: peer_id[:1]), None)  # type: ignore[arg-type]
 
 
 def test_large_requests_of_one_peer_are_received_a_few_at_a_time_and_delay_no_other_peer() -> None:
@@ -216,6 +218,25 @@ def test_parcels_are_fetched_at_once_when_large_requests_of_the_peer_are_answere
             await calls.hand_out_parcel("head", fetching)  # type: ignore[arg-type]
         assert fetching.answers == [LARGE]
         await asyncio.wait(waiting)
+
+    virtual_time.run(main())
+
+
+def test_unfetched_parcels_of_many_keys_do_not_displace_a_peer_of_another_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MAX_PARCELS_BYTES", 10 * len(LARGE))
+
+    async def large(_peer_id: str, request: bytes) -> bytes:
+        return LARGE + request
+
+    async def main() -> None:
+        calls = _calls()
+        answer = calls.unary_answer(large)
+        token = (await answer("honest", bytes(8)))[1:]
+        for number in range(100):
+            await answer(f"key {number}", b"")
+        assert token in calls._parcels, "it is larger than that of any other key"
 
     virtual_time.run(main())
 

@@ -28,6 +28,7 @@ from swarm_protocol.proto import p2pd_pb2
 from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_delimited, read_message
 from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
 from swarm.network.multiaddr import addr_text, is_relayed, peer_id_bytes, peer_id_text
+from swarm.network.peer_budgets import greediest
 from swarm.network.rate import write
 from swarm.network.relay.circuit_messages import (
     HOP,
@@ -206,7 +207,7 @@ class Relay:
         previous = self._reserved.pop(peer_id, None)
         if previous is not None:
             previous.transport.abort()
-        if not self._serves or len(self._reserved) >= self._limits.reservations:
+        if not self._serves or not self._makes_room(peer_id):
             raise CircuitRefused(CircuitStatus.RESERVATION_REFUSED)
         self._reserved[peer_id] = writer
         self.counts.reservations = len(self._reserved)
@@ -217,6 +218,19 @@ class Relay:
             if self._reserved.get(peer_id) is writer:
                 del self._reserved[peer_id]
             self.counts.reservations = len(self._reserved)
+
+    def _makes_room(self, peer_id: str) -> bool:
+        """Return whether a peer may have a reservation. If all are held, the network that holds most of them loses its
+        newest one to a peer of a network that would still hold fewer."""
+        if len(self._reserved) < self._limits.reservations:
+            return True
+        provider_of = self._host.provider_of
+        num_held = Counter(map(provider_of, self._reserved))
+        greedy = greediest(dict.fromkeys(reversed(self._reserved), 1), provider_of)
+        if num_held[provider_of(peer_id)] + 1 >= num_held[provider_of(greedy)]:
+            return False
+        self._reserved.pop(greedy).transport.abort()
+        return True
 
     async def _relay(self, source: str, target: str, there: RawStream) -> None:
         self._check_room(source, target)

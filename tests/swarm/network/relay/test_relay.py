@@ -371,9 +371,9 @@ def test_relay_refuses_circuits_beyond_its_bound_and_keeps_the_others(
 
 
 @contextlib.asynccontextmanager
-async def bare_host(relay: Libp2pNetwork, network_id: str = "") -> AsyncIterator[Host]:
+async def bare_host(relay: Libp2pNetwork, network_id: str = "", *, listen: tuple[str, ...] = ()) -> AsyncIterator[Host]:
     """A host that is connected to the relay, and claims to be of `network_id`, or claims nothing."""
-    host = await Host.start(DaemonOptions())
+    host = await Host.start(DaemonOptions(listen=listen))
     running = asyncio.create_task(host.unary.run())
     try:
         if network_id:
@@ -410,6 +410,32 @@ def test_member_with_all_circuits_that_it_may_have_keeps_nobody_out(
             statuses = [status for status, _ in answers]
             assert statuses.count(CircuitStatus.RESOURCE_LIMIT_EXCEEDED) >= 2
             assert await trio.echoes()
+            for _, writer in answers:
+                writer.transport.abort()
+
+    shared_trio(case)
+
+
+def test_keys_of_one_network_keep_no_peer_of_another_network_from_a_reservation(
+    shared_trio: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(trio: Trio) -> None:
+        monkeypatch.setattr(trio.relay._relay, "_limits", RelayLimits(reservations=4))
+        async with contextlib.AsyncExitStack() as stack:
+            greedy = [await stack.enter_async_context(bare_host(trio.relay, "test")) for _ in range(4)]
+            elsewhere = ("/ip4/127.1.0.1/tcp/0",)
+            honest = await stack.enter_async_context(bare_host(trio.relay, "test", listen=elsewhere))
+            await trio.relay._host.look()
+            reserved = trio.relay._relay.reserved
+            answers = [await ask(each, trio.relay, reserve_request()) for each in (*greedy, honest)]
+            assert [status for status, _ in answers] == [
+                *3 * [CircuitStatus.OK],
+                CircuitStatus.RESERVATION_REFUSED,
+                CircuitStatus.OK,
+            ]
+            assert set(reserved) == {trio.hidden.peer_id, honest.peer_id, greedy[0].peer_id, greedy[1].peer_id}
+            answers.append(await ask(greedy[3], trio.relay, reserve_request()))
+            assert answers[-1][0] == CircuitStatus.RESERVATION_REFUSED
             for _, writer in answers:
                 writer.transport.abort()
 

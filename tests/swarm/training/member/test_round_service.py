@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -117,6 +118,23 @@ def test_group_of_a_lock_is_read_only_when_it_is_of_this_state_and_signed_by_a_m
 
     virtual_time.run(main())
     assert bool(taken) == (not is_of_this_state)
+
+
+@pytest.mark.parametrize(("signer", "match"), [(None, "has not committed"), (b"o" * 32, "has not signed")])
+def test_report_without_a_genuine_commitment_to_its_slices_is_refused(signer: bytes | None, match: str) -> None:
+    """The coordinator would sign a group that every member refuses, and would be blamed for it."""
+    run, member = ready().run, Identity(bytes(32))
+    signatures = RunSignatures(identity=member, network_id="test", run=run)
+    report = ready()
+    if signer is not None:
+        other = RunSignatures(identity=Identity(signer), network_id="test", run=run)
+        report = replace(report, commitment=other.sign_slices(STEP, report.state_digest, bytes(32)))
+    service = make_service(STEP - 1)
+    context = cast(Any, service._context)
+    context.run, context.signatures, context.network.now = run, signatures, lambda: NOW
+    context.replica.config = SimpleNamespace(max_group=4)
+    with pytest.raises(PeerViolation, match=match):
+        asyncio.run(service._on_ready(member.peer_id, signatures.sign_report(report).to_bytes()))
 
 
 def test_certificate_of_a_group_is_refused_as_a_resume_order_before_it_is_checked() -> None:

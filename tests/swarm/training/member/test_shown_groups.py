@@ -8,6 +8,7 @@ from typing import Any, cast
 from unittest.mock import MagicMock
 
 import pytest
+from support import round_scripts
 from support.training_swarm import AlteredMember, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.round_driver import RoundDriver
@@ -17,7 +18,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep
-from swarm_protocol.errors import PeerRefused
+from swarm_protocol.errors import IntegrityError, PeerRefused
 from swarm_protocol.identity import Identity
 from swarm_protocol.reduction_messages import GroupRequest
 from swarm_protocol.training_messages import Contribution, Group, ReadyReply, SignedGroup
@@ -144,6 +145,20 @@ def test_only_peers_of_the_roster_or_the_group_are_asked_for_the_groups_that_the
     asyncio.run(RoundDriver.serve_part(cast(Any, driver), STRANGER.peer_id, cast(Any, opening), MagicMock()))
     assert groups.ask.called is is_asked
     assert accepted == [STRANGER.peer_id], "its stream is served in any case, once the group is here"
+
+
+def test_group_that_resumes_an_outcome_is_not_kept_when_its_lock_is_made_up() -> None:
+    """Members do not audit what they resume: the lock shows that a quorum has."""
+    signatures = RunSignatures(identity=ME, network_id="test", run=round_scripts.RUN)
+    context = SimpleNamespace(
+        signatures=SimpleNamespace(check_reports=Counting().check_reports, check_lock=signatures.check_lock)
+    )
+    groups, first = groups_of(context, []), round_scripts.signed()
+    group = round_scripts.resuming(first, 1, round_scripts.COORDINATOR, round_scripts.ME)
+    assert group.group.lock is not None
+    with pytest.raises(IntegrityError, match="signature"):
+        groups.check(group)
+    assert group.digest not in groups
 
 
 def test_group_is_shown_to_a_node_that_names_its_digest() -> None:

@@ -101,6 +101,24 @@ def test_streaming_step_moves_one_fragment_and_leaves_the_others_as_they_were() 
     virtual_time.run(main())
 
 
+def test_member_takes_in_only_the_fragment_that_the_step_has_moved() -> None:
+    """Its own work on the other fragments would be mixed with what it started from."""
+    taken = list[slice]()
+
+    class Noting(SyntheticInner):
+        def take_in(self, where: slice, theta_F: torch.Tensor, mixing: float) -> None:
+            taken.append(where)
+            super().take_in(where, theta_F, mixing)
+
+    async def main() -> None:
+        async with Swarm(streaming(min_group=1, outer_steps=6)) as swarm:
+            await swarm.join("m0", inner=Noting(virtual_step_s=STEP_S))
+            await swarm.finish()
+        assert taken[:4] == [slice(start, start + 750) for start in range(0, 3000, 750)]
+
+    virtual_time.run(main())
+
+
 def seconds_of_steps(overlap_steps: int, bandwidth_bytes_per_s: float) -> list[float]:
     """Return the seconds of a run's outer steps without the first and the last. Each has 10 inner steps in 1 s, and
     transfers take the time that the bandwidth allows."""

@@ -108,6 +108,14 @@ def test_settle_allocates_nothing_when_the_fragment_has_no_contributions() -> No
     assert not residuals._feedbacks
 
 
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_settle_keeps_what_the_codec_lost_only_of_a_committed_contribution(is_committed: bool) -> None:
+    residuals, fragment = Residuals(get_codec("int8")), slice(0, 100)
+    residuals.of(fragment).encode(torch.linspace(-1.0, 1.0, 100))
+    residuals.settle(fragment, is_committed=is_committed)
+    assert bool(residuals.of(fragment)._residual_N.any()) is is_committed
+
+
 class Uneven(SyntheticInner):
     """Move a few values of each block far and the others little, so that a coarse codec resolves only the large
     ones."""

@@ -18,6 +18,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
+from interop.second_observer import identifying, later_settings
 from support.replica_states import state_of
 from swarm.network import framing
 from swarm.network.libp2p import stream_resume
@@ -27,7 +28,7 @@ from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.quorum import quorum
 from swarm.training.round.round_state import attempt_beacon, coordinator_of
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.signed_run import identifying_mapping, sign_mapping, to_mapping
+from swarm.training.run.signed_run import LATER_SETTINGS, sign_mapping, to_mapping
 from swarm.training.state.lease import Cursor, LeaseStripe
 from swarm_compression import get_codec, get_row_codec
 from swarm_protocol import rows
@@ -78,9 +79,16 @@ def test_identity_page_describes_what_a_run_files_signature_covers_and_its_id() 
     content = {"run": mapping, "peer_id": table["peer_id"], "issued_at": table["issued_at"]}
     signed = b"swarm-run:" + json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     KEY.public_key().verify(run.signature, signed)
-    settings = content | {"run": identifying_mapping(run.config)}
+    settings = content | {"run": identifying(to_mapping(run.config), later_settings())}
     text = json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()
     assert run.run_id == "own-" + hashlib.sha256(b"swarm-run:" + text).hexdigest()[:12]
+
+
+def test_identity_page_lists_the_settings_that_were_added_later() -> None:
+    listed = dict[str, object]()
+    for key, value in later_settings().items():
+        listed |= {f"{key}.{name}": each for name, each in value.items()} if isinstance(value, dict) else {key: value}
+    assert listed == dict(LATER_SETTINGS)
 
 
 def test_transport_page_describes_the_frames_of_a_stream() -> None:

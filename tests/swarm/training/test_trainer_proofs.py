@@ -119,6 +119,52 @@ def test_part_is_audited_at_its_backup_when_the_owners_clock_is_wrong(monkeypatc
     virtual_time.run(main())
 
 
+def test_owner_is_drawn_no_leaf_before_it_has_signed_its_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An owner that knew the leaves could sign a result that is right in these alone."""
+    answer, late, asked, drawn = Auditing.answer, identity_of("m1").peer_id, list[int](), list[int]()
+
+    async def answer_what_is_drawn(self: Auditing, part: int, stream: Stream) -> None:
+        if self._streams.me != late or self._group.peer_ids[part] != late:
+            return await answer(self, part, stream)
+        asked.append(part)
+        drawn.append(AuditDraw.from_bytes(await stream.receive()).leaf)
+
+    monkeypatch.setattr(Auditing, "answer", answer_what_is_drawn)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=NUM_STEPS)) as swarm:
+            for index in range(5):
+                await swarm.join(f"m{index}", inner=SyntheticInner(num_values=NUM_VALUES))
+            assert_equal_steps(await swarm.finish(), NUM_STEPS)
+
+    virtual_time.run(main())
+    assert len(asked) >= 4
+    assert drawn == []
+
+
+def test_owner_that_signs_another_result_than_it_gives_is_left_out_and_nobody_is_accused_without_proof(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    liar_id, sign_part = identity_of("liar").peer_id, RunSignatures.sign_part
+
+    def sign(self: RunSignatures, statement: PartStatement, now: float) -> bytes:
+        is_liar = self.identity.peer_id == liar_id
+        return sign_part(self, replace(statement, result_root=b"r" * 32) if is_liar else statement, now)
+
+    monkeypatch.setattr(RunSignatures, "sign_part", sign)
+
+    async def main() -> None:
+        members, liar = await run_with(owner_that(times_minus_ten), aggregator="mean")
+        assert_equal_steps(members, NUM_STEPS)
+        for member in members:
+            assert member.of(MemberConvicted) == []
+            assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
+        reasons = {event.reason for member in members for event in member.of(RoundAborted)}
+        assert any("it signed another result than it gave" in reason for reason in reasons), reasons
+
+    virtual_time.run(main())
+
+
 async def skips_its_own_check(_self: Auditing, _case: object) -> None:
     raise RoundError("the backup leaves it to the other auditors")
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -89,6 +91,16 @@ def test_promise_that_cannot_be_written_raises_an_error_with_a_remedy(tmp_path: 
     (tmp_path / "votes").write_text("a file where the folder should be")
     with pytest.raises(ConfigError, match="vote cannot be written"):
         PromiseFile(tmp_path / "votes").write(PROMISE)
+
+
+def test_promise_that_cannot_be_flushed_leaves_the_one_before_with_its_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PromiseFile(tmp_path).write(PROMISE)
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError("the disk has failed")))
+    with pytest.raises(ConfigError, match="cannot be written"):
+        PromiseFile(tmp_path).write(Promise(report=ready(4), first_attempt=4))
+    assert PromiseFile(tmp_path).read() == PROMISE
 
 
 def begun(promise: Promise | None, start: RoundSetup | None = None) -> RoundState:

@@ -141,7 +141,10 @@ def test_second_implementation_follows_a_run_and_makes_its_outer_step(nodes: Nod
     members = [Node(*join, home=tmp_path / f"member-{number}", is_forked=True) for number in range(2)]
     try:
         run = load_checked_run(tmp_path / "run.toml").run_id
-        asyncio.run(observe(nodes[0][2], run, [str(member.wait_for("ready")["peer_id"]) for member in members]))
+        peer_ids = [str(member.wait_for("ready")["peer_id"]) for member in members]
+        for member in members:  # a member's record may be found before it answers calls
+            member.wait_for("outer_step")
+        asyncio.run(observe(nodes[0][2], run, peer_ids))
     finally:
         for member in members:
             member.process.kill()

@@ -104,6 +104,13 @@ BACKWARD_METHOD = "serving.backward"
 FORWARD_CODECS = ("raw", "bf16")
 """Gradients cannot use int8, since their blocks differ too much in size."""
 
+HEAD_PIECE_BYTES = 2**25
+"""Maximum bytes of the logits, as fp32, of a piece of the head. Choosing among them takes a few times as much."""
+
+MAX_CALL_BYTES = 2**29
+"""Bytes that a server holds for one client's calls, as fp32: the input and the output of a call, and while it chooses
+logits also the last block's output with the targets, and HEAD_PIECE_BYTES."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute(wire.WireMessage):

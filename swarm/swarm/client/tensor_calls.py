@@ -24,7 +24,7 @@ import torch
 from swarm_protocol import limits
 from swarm_protocol.checks import check_choice
 from swarm_protocol.errors import ConfigError, SessionError
-from swarm_protocol.serving_messages import FORWARD_CODECS
+from swarm_protocol.serving_messages import FORWARD_CODECS, HEAD_PIECE_BYTES, MAX_CALL_BYTES
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -45,12 +45,6 @@ Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 MAX_SCORED_AT_ONCE = 2
 """Texts that are scored at once. A server takes four calls of one client, and refuses more; a call may still be ending
 there when its answer is here."""
-
-MAX_CALL_BYTES = 2**29
-"""Bytes that a server holds for one client's calls, as fp32: the input and the output of a call, and while it chooses
-logits also the last block's output with the targets, and a piece of logits of HEAD_BYTES."""
-
-HEAD_BYTES = 2**25
 
 LOOK_S = 1.0
 """Seconds between two checks of a waiting thread that the loop still runs."""
@@ -235,7 +229,7 @@ def check_length(num_tokens: int, model: ModelShape, *, num_top: int = 0) -> Non
     """Check the length of a text, which is to be scored if `num_top` is not 0. Raises ContextExceeded for one that
     every server would refuse for the memory that its call takes."""
     row_bytes = 8 * model.hidden_size + (8 * num_top + 16 if num_top else 0)
-    most = (MAX_CALL_BYTES - (HEAD_BYTES if num_top else 0)) // row_bytes
+    most = (MAX_CALL_BYTES - (HEAD_PIECE_BYTES if num_top else 0)) // row_bytes
     if num_tokens > most:
         raise ContextExceeded(
             f"the text has {num_tokens} tokens, and {model.name} computes at most {most} of them in one call",

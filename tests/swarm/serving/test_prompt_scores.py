@@ -263,7 +263,7 @@ def test_text_that_no_server_has_memory_for_is_refused_as_too_long(
     boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert ForwardAdmission()._max_bytes // 2 == tensor_calls.MAX_CALL_BYTES
-    assert HEAD_PIECE_BYTES == tensor_calls.HEAD_BYTES
+    assert HEAD_PIECE_BYTES == tensor_calls.HEAD_PIECE_BYTES
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as swarm:

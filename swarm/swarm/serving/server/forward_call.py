@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from swarm_protocol.errors import PeerRefused, PeerViolation
-from swarm_protocol.serving_messages import Compute
+from swarm_protocol.serving_messages import HEAD_PIECE_BYTES, Compute
 
 from swarm.serving.model.span import Span
 from swarm.serving.server.deployment import Deployment
@@ -32,9 +32,6 @@ once more for the gradient of its input."""
 
 BLOCK_WEIGHTS = 12
 """A block has some 12 H^2 weights, and the head has H V. This estimates the head's time before it has run."""
-
-HEAD_PIECE_BYTES = 2**25
-"""Maximum bytes of the logits, as fp32, of a piece of the head. Choosing among them takes a few times as much."""
 
 Direction: TypeAlias = Literal["forward", "backward"]
 

@@ -22,7 +22,7 @@ import torch
 from swarm_compression import CodecError
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerTimeout, SessionError, SwarmError
-from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
+from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, MAX_CALL_BYTES, Compute
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, FailpointHook, Network, Stream, no_failpoints
@@ -55,7 +55,7 @@ class ForwardAdmission:
     `num_bytes` and `num_calls` are 0 when there is no call.
     """
 
-    def __init__(self, *, max_bytes: int = 2**30, max_calls: int = 32, max_client_calls: int = 4) -> None:
+    def __init__(self, *, max_bytes: int = 2 * MAX_CALL_BYTES, max_calls: int = 32, max_client_calls: int = 4) -> None:
         self._max_bytes = max_bytes
         self._max_calls = max_calls
         self._max_client_calls = max_client_calls

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from swarm_protocol import limits
 from swarm_protocol.checks import Addr, Checked, distinct, one_line, one_of, up_to, whole
 from swarm_protocol.credential_text import check_key, from_word, link_to, to_word
-from swarm_protocol.envelope import Envelope, seal_now, unseal, unverified
+from swarm_protocol.envelope import Envelope, OutOfTime, seal_now, unseal, unverified
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity, check_peer_id
 from swarm_protocol.proto import private_pb2
@@ -301,8 +301,8 @@ def given_invitation(given: object) -> NetworkInvitation | None:
 def check_chain(chain: Sequence[bytes], *, network_id: str, peer_id: str, now: float) -> Capability:
     """Return the capability that `chain` gives to `peer_id`, whose key the connection has proved.
 
-    Raises PeerRefused if it has expired, and PeerViolation or IntegrityError if it is no chain of this network and
-    peer. The caller must check revocations (`Capability.holds`).
+    Raises PeerRefused if it has expired or is not valid yet, and PeerViolation or IntegrityError if it is no chain of
+    this network and peer. The caller must check revocations (`Capability.holds`).
     """
     if not 1 <= len(chain) <= 2:
         raise PeerViolation("there is no chain of certificates", peer_id=peer_id)
@@ -344,14 +344,22 @@ def _open_certificate(data: bytes, now: float = limits.MAX_TIME_S) -> tuple[Enve
 
 
 def _unseal(data: bytes, purpose: str, network_id: str, now: float) -> Envelope:
-    return unseal(
-        data,
-        purpose=purpose,
-        network_id=network_id,
-        now=now,
-        max_payload_bytes=limits.MAX_INVITATION_TERMS_BYTES,
-        expired_too=True,
-    )
+    try:
+        return unseal(
+            data,
+            purpose=purpose,
+            network_id=network_id,
+            now=now,
+            max_payload_bytes=limits.MAX_INVITATION_TERMS_BYTES,
+            expired_too=True,
+        )
+    except OutOfTime as error:  # signed in the future: one that has expired is read, too
+        ahead_s = unverified(data).issued_at - now
+        raise PeerRefused(
+            f"the invitation was signed {ahead_s:.0f} s in the future; one of the two clocks is wrong",
+            remedy="set the clock that is wrong, for example by turning on network time",
+            peer_id=error.peer_id,
+        ) from None
 
 
 def seal_revocations(owner: Identity, revocations: Revocations, now: float) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -17,9 +18,10 @@ from unittest.mock import patch
 
 import pytest
 from swarm_node import control
-from swarm_node.commands import this_node
+from swarm_node.commands import doctor, this_node
 from swarm_node.control import ControlClient
 from swarm_node.formatting import duration
+from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 from swarm_protocol import limits
 from swarm_protocol.control_messages import (
@@ -35,7 +37,7 @@ from swarm_protocol.control_messages import (
     StatusRequest,
     TrainingStatus,
 )
-from swarm_protocol.errors import PeerTimeout, PeerUnreachable, StartError
+from swarm_protocol.errors import ConfigError, PeerTimeout, PeerUnreachable, StartError
 from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import PathCounts
 
@@ -126,6 +128,17 @@ def test_client_without_a_daemon_says_so_at_once(tmp_path: Path) -> None:
     with pytest.raises(PeerUnreachable, match="no daemon is running") as error:
         ControlClient(Home(tmp_path)).status()
     assert "swarm-node join" in error.value.remedy
+
+
+def test_client_in_a_home_of_another_user_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, *_args: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "open", refuse)  # root, whom these tests may run as, may open everything
+    with pytest.raises(ConfigError, match="permission denied") as error:
+        ControlClient(Home(tmp_path)).status()
+    assert "the user that owns it" in error.value.remedy
+    assert [finding.result for finding in doctor.check_ports(Config(home=tmp_path, name="test"))] == ["ok"]
 
 
 def test_client_of_a_stuck_daemon_names_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,9 @@ def test_chain_gives_its_rights_until_it_expires() -> None:
     assert not capability.holds(frozenset({capability.serial}), NOW)
     with pytest.raises(PeerRefused, match="has expired"):
         check(INVITATION.chain_for(MEMBER), now=NOW + 86400)
+    with pytest.raises(PeerRefused, match="signed 600 s in the future") as error:
+        check(INVITATION.chain_for(MEMBER), now=NOW - 600)
+    assert "clock" in error.value.remedy
 
 
 def test_chain_of_another_peer_or_network_is_refused() -> None:

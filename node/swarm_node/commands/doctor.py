@@ -183,9 +183,15 @@ def check_clock() -> Finding:
 
 def check_ports(config: Config) -> list[Finding]:
     """Check that each address that the node would listen on is free."""
-    if Home(config.home).owner() is not None:
+    if _is_running(config):
         return [Finding("ports", "ok", "in use by this home's own daemon")]
     return [_port_finding(addr) for addr in config.listen]
+
+
+def _is_running(config: Config) -> bool:
+    with suppress(SwarmError):  # `check_home` reports a home that this user may not open
+        return Home(config.home).owner() is not None
+    return False
 
 
 def check_gpu(_config: Config) -> list[Finding]:
@@ -241,7 +247,7 @@ def _usable(config: Config) -> tuple[str, ...]:
 
     `check_ports` names what is wrong with an address; the seeds are asked in any case.
     """
-    is_running = Home(config.home).owner() is not None
+    is_running = _is_running(config)
     usable = []
     for addr in config.listen:
         free = re.sub(r"(?<=/tcp/)\d+", "0", addr)

@@ -31,8 +31,9 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     ),
     "invite": event_spec(
         "The command that joins another machine through this seed.",
-        "others join with:\n\n  {command}\n",
+        "others join with:\n\n  {command}\n{note}",
         command="text: a shell command, ready to paste",
+        note="text: a line that says that the address holds only until the seed is started again; empty: it stays",
     ),
     "network_created": event_spec(
         "`invite --new-network` created a private network.",

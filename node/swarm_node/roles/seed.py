@@ -12,6 +12,8 @@ from swarm_node.settings.config import Config
 
 DEFAULT_NETWORK = Config.model_fields["network_id"].default
 
+PORT_CHANGES = "this address holds until the seed is started again; to keep it: --listen /ip4/0.0.0.0/tcp/4001\n"
+
 
 class SeedRole(NodeRole):
     """The role of a seed. It ends only when asked to."""
@@ -26,7 +28,9 @@ class SeedRole(NodeRole):
 
     async def run(self, node: Node) -> None:
         node.activity.state = "seeding"
-        node.emitter.emit("invite", command=join_command(await node.network.addrs(), node.config.network_id))
+        command = join_command(await node.network.addrs(), node.config.network_id)
+        changes = any(addr.endswith("/tcp/0") for addr in node.config.listen)
+        node.emitter.emit("invite", command=command, note=PORT_CHANGES if changes else "")
         await node.shutdown.leaving.wait()
 
 

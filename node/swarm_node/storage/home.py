@@ -175,9 +175,17 @@ class Home:
                 return
 
     def owner(self) -> int | None:
-        """Return the pid of the daemon that uses this home now, 0 if the pid is unknown, or None if there is none."""
+        """Return the pid of the daemon that uses this home now, 0 if the pid is unknown, or None if there is none.
+
+        Raises ConfigError if this user may not look into the home: a daemon of another user may run there.
+        """
         try:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
+        except PermissionError as error:
+            raise ConfigError(
+                f"cannot look into the home directory {self.path}: permission denied",
+                remedy="run this command as the user that owns it",
+            ) from error
         except OSError:
             return None
         try:

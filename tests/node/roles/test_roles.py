@@ -55,6 +55,16 @@ def test_volunteer_uses_relays_as_its_setting_says_and_a_seed_relays(relay: str)
     assert SeedRole(told).relay(told) == "serve"
 
 
+@pytest.mark.parametrize(("port", "note"), [(0, "holds until the seed is started again"), (4001, "")])
+def test_seed_says_that_its_address_changes_unless_its_port_is_fixed(port: int, note: str) -> None:
+    node = MagicMock(config=config(listen=(f"/ip4/0.0.0.0/tcp/{port}",)))
+    node.network.addrs, node.shutdown.leaving.wait = AsyncMock(return_value=(FAR,)), AsyncMock()
+    asyncio.run(SeedRole(node.config).run(node))
+    said = node.emitter.emit.call_args.kwargs["note"]
+    assert note in said
+    assert bool(said) == bool(note)
+
+
 @pytest.mark.parametrize(
     ("rights", "way"),
     [(("join", "ask"), "ask the network's owner"), (RIGHTS, "restart this node without --take, or with")],

@@ -96,6 +96,9 @@ def test_roll_reports_when_the_node_s_own_invitation_ends() -> None:
         MemberRoll(invitation, A.peer_id, NOW, revocations=OWNER.revoke(invitation.terms.serial, now=NOW))
     with pytest.raises(ConfigError, match="expired"):
         MemberRoll(invitation, A.peer_id, NOW + DAY_S)
+    with pytest.raises(ConfigError, match="in the future") as error:
+        MemberRoll(invitation, A.peer_id, NOW - DAY_S)
+    assert "set the clock" in error.value.remedy, "a new invitation would not help"
     here = MemberRoll(invitation, A.peer_id, NOW)
     assert here.trouble(NOW) is None
     assert "expired" in (here.trouble(NOW + DAY_S) or "")

@@ -88,11 +88,11 @@ class Chain:
 class RoutingContext:
     """Holds what the asking client knows: round trips, its own open sessions by peer, and recent failures and refusals.
 
-    Peers to `avoid` are used only for blocks that no other server can take; `barred` and `full` peers are not used at
-    all. `salt` decides between chains of equal cost, so that clients with different salts spread over them. The wanted
-    blocks may be in the middle of a longer chain, between `previous_peer_id` and `next_peer_id`; an empty id stands for
-    the client. `cost_factors` multiply the cost of a server's blocks; they come from the client's own checks, and the
-    default is 1.
+    Peers to `avoid`, and servers whose record has no room for `max_tokens`, are used only for blocks that no other
+    server can take; `barred` and `full` peers are not used at all. `salt` decides between chains of equal cost, so that
+    clients with different salts spread over them. The wanted blocks may be in the middle of a longer chain, between
+    `previous_peer_id` and `next_peer_id`; an empty id stands for the client. `cost_factors` multiply the cost of a
+    server's blocks; they come from the client's own checks, and the default is 1.
     """
 
     rtt_ms: Mapping[str, float]
@@ -113,8 +113,8 @@ Usable = Sequence[tuple[str, ServeRecord]]
 def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context: RoutingContext) -> Chain:
     """Return the cheapest chain for blocks `[start, end)`. The chain may use a part of a server's span.
 
-    `servers` are of one revision. Only those in state "serving" with cache room that are neither barred nor full are
-    considered. Raises NoChain.
+    `servers` are of one revision. Only those in state "serving" that are neither barred nor full are considered.
+    Raises NoChain.
     """
     usable = _usable(servers, start, end, context)
     num_usable = len(usable)
@@ -148,24 +148,28 @@ def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[
 
 
 def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, context: RoutingContext) -> Usable:
-    """Return the usable servers that have some of the blocks. A server to avoid is included only if it has a block that
-    no other usable server has."""
-    able = [
-        (peer_id, record)
+    """Return the usable servers that have some of the blocks. A server to avoid, or without room, is included only if
+    it has a block that no other usable server has: one that is asked may make room."""
+    able = {
+        peer_id: record
         for peer_id, record in servers.items()
         if record.state == "serving"
-        and record.free_kv_tokens >= context.max_tokens
         and record.start < end
         and start < record.end
         and peer_id not in context.barred
         and peer_id not in context.full
-    ]
-    usable = [each for each in able if each[0] not in context.avoid]
-    gaps = runs(np.logical_not(_covers(usable, start, end).any(axis=0)), start) if len(usable) < len(able) else ()
-    return usable + [
+    }
+    usable = {
+        peer_id: record
+        for peer_id, record in able.items()
+        if peer_id not in context.avoid and record.free_kv_tokens >= context.max_tokens
+    }
+    covers_PB = _covers(list(usable.items()), start, end)
+    gaps = runs(np.logical_not(covers_PB.any(axis=0)), start) if len(usable) < len(able) else ()
+    return list(usable.items()) + [
         (peer_id, record)
-        for peer_id, record in able
-        if peer_id in context.avoid and any(record.start < high and low < record.end for low, high in gaps)
+        for peer_id, record in able.items()
+        if peer_id not in usable and any(record.start < high and low < record.end for low, high in gaps)
     ]
 
 
@@ -183,7 +187,7 @@ def _block_ms(usable: Usable, context: RoutingContext) -> Floats:
         [
             factors.get(peer_id, 1.0)
             * max(record.decode_ms_per_block, MIN_BLOCK_MS)
-            * (1 + max(record.queue_depth, load.get(peer_id, 0)) + max_tokens / record.free_kv_tokens)
+            * (1 + max(record.queue_depth, load.get(peer_id, 0)) + max_tokens / max(1, record.free_kv_tokens))
             for peer_id, record in usable
         ],
         dtype=np.float64,

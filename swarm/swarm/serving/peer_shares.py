@@ -30,8 +30,9 @@ class PeerShares:
 
     A peer that is alone may take everything. While another peer has a session, or was recently refused for lack of
     room, a peer may open no session beyond half of the sessions or half of the pages, except that each may have one
-    session of any size that fits. Running sessions are not ended for this: answers take seconds, so room is soon free.
-    But an answer may grow for minutes: while another peer waits, no session grows if its peer then holds over half.
+    session of any size that fits. Answers take seconds, so room is soon free. But an answer may grow for minutes: while
+    another peer waits, no session grows if its peer then holds over half. And a peer may keep sessions open on purpose:
+    the engine ends old ones beyond half.
     A peer is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
     """
 
@@ -50,16 +51,22 @@ class PeerShares:
         Raises PeerRefused.
         """
         self.check_size(num_pages)
-        own = [sequence for sequence in held if sequence.client == client]
-        wanted = num_pages + sum(sequence.num_pages for sequence in own)
-        is_over_half = 2 * (len(own) + 1) > self.max_sequences or 2 * wanted > self._num_pages
-        if own and is_over_half and (len(own) < len(held) or self._others_wait(client, now_s)):
+        num_own = sum(sequence.client == client for sequence in held)
+        is_over_half = self.is_over_half(client, num_pages, held, num_more=1)
+        if num_own and is_over_half and (num_own < len(held) or self._others_wait(client, now_s)):
             raise PeerRefused(
-                f"other peers are waiting, and your {len(own)} {self._what} already use the share of one peer",
+                f"other peers are waiting, and your {num_own} {self._what} already use the share of one peer",
                 remedy="ask another server, or later",
                 retry_after_s=RETRY_AFTER_S,
                 lacks_room=True,
             )
+
+    def is_over_half(self, client: str, num_pages: int, held: Collection[Held], *, num_more: int = 0) -> bool:
+        """Return whether the client has over half of the sequences or pages, with `num_pages` and `num_more` sequences
+        beside those `held`."""
+        own = [sequence for sequence in held if sequence.client == client]
+        wanted = num_pages + sum(sequence.num_pages for sequence in own)
+        return 2 * (len(own) + num_more) > self.max_sequences or 2 * wanted > self._num_pages
 
     def check_size(self, num_pages: int) -> None:
         """Raise PeerRefused for a sequence that would have no room here even if it was alone."""

@@ -218,9 +218,12 @@ def test_chain_error_names_both_revisions_when_only_other_weights_have_the_block
     assert with_other_revisions(caught.value, "a", {"e": others["e"]}) is caught.value
 
 
-def test_chain_error_says_that_the_only_server_has_no_room() -> None:
-    with pytest.raises(NoChain, match="cache room for 100 tokens"):
-        spans({"a": record(0, 8, free_kv_tokens=10)}, max_tokens=100)
+def test_chain_has_a_server_without_room_only_for_blocks_that_no_other_has() -> None:
+    servers = {"full": record(0, 8, decode_ms_per_block=0.1, free_kv_tokens=0), "slow": record(0, 6)}
+    assert spans(servers, max_tokens=100) == [("slow", 0, 6), ("full", 6, 8)]
+    assert spans({**servers, "other": record(6, 8)}, max_tokens=100) == [("slow", 0, 6), ("other", 6, 8)]
+    fuller = {"a": record(0, 8, free_kv_tokens=10), "b": record(0, 8, free_kv_tokens=90)}
+    assert spans(fuller, max_tokens=100) == [("b", 0, 8)]
 
 
 def test_chain_avoids_a_server_that_just_had_no_room_and_says_so_when_it_is_alone() -> None:

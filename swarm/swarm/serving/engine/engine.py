@@ -8,7 +8,7 @@ runs in the thread, one piece after another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -44,7 +44,8 @@ class EngineOptions:
 
     A pass computes the next tokens of at most `max_batch` sessions, and also prompt tokens for `max_step_ms`. If there
     is only one session, it computes prompt tokens for `max_alone_ms`, for which a new session may have to wait. A
-    session that sends nothing for `evict_idle_s` is evicted when another peer needs room. `on_step` is called in the
+    session that sends nothing for `evict_idle_s` is evicted when another peer needs room, and so is one that has been
+    open for `evict_old_s` while its peer has over half of the server. `on_step` is called in the
     loop for every computed step, with its positions and its compute and queue milliseconds.
     """
 
@@ -54,6 +55,7 @@ class EngineOptions:
     max_step_ms: float = 200.0
     max_alone_ms: float = 1000.0
     evict_idle_s: float = 10.0
+    evict_old_s: float = 60.0
     on_step: Callable[[int, float, float], None] = field(default=lambda _positions, _compute_ms, _queue_ms: None)
 
 
@@ -83,7 +85,7 @@ class Engine:
         self.num_tokens = 0
         self.num_passes = 0
         self._revision = revision
-        self._evict_idle_s = options.evict_idle_s
+        self._evict_idle_s, self._evict_old_s = options.evict_idle_s, options.evict_old_s
         self._on_step = options.on_step
         self._shares = PeerShares(options.max_sessions, pool.num_pages)
         self._cost = StepCost(
@@ -183,7 +185,7 @@ class Engine:
         now_s = asyncio.get_running_loop().time()
         self._shares.check(client, num_pages, self._sequences, now_s=now_s)
         page_table = self._reserve(num_pages, names)
-        if page_table is None and self._evict_idle(client, num_pages, now_s):
+        if page_table is None and self._evict(client, num_pages, now_s):
             page_table = self._reserve(num_pages, names)
         if page_table is None:
             raise self._shares.refused(client, num_pages, self._sequences, now_s=now_s)
@@ -199,7 +201,7 @@ class Engine:
         self._shares.check_size(num_pages)
         self._shares.check_growth(client, num_more, self._sequences, now_s=now_s)
         if not self.pages.extend(sequence.page_table, num_pages):
-            self._evict_idle(client, num_more, now_s)
+            self._evict(client, num_more, now_s)
             if not self.pages.extend(sequence.page_table, num_pages):
                 raise self._shares.refused(client, num_more, self._sequences, now_s=now_s)
 
@@ -208,17 +210,15 @@ class Engine:
             return None
         return self.pages.reserve(num_pages, names.wanted)
 
-    def _evict_idle(self, client: str, num_pages: int, now_s: float) -> bool:
-        """End sequences of other peers that have been idle for long, the longest idle first; none if that is not
-        enough."""
-        others = [sequence for sequence in self._sequences if sequence.is_idle and sequence.client != client]
-        idle = [sequence for sequence in others if now_s - sequence.idle_since_s >= self._evict_idle_s]
+    def _evict(self, client: str, num_pages: int, now_s: float) -> bool:
+        """End sequences of other peers, and return whether there is then room for the client; end none if that is not
+        enough. A pass may still use their pages: these are free once it has ended."""
         num_free, chosen = self.pages.num_free, list[EngineSequence]()
-        for sequence in sorted(idle, key=lambda sequence: sequence.idle_since_s):
+        for sequence in self._evictable(client, num_pages, now_s):
             chosen.append(sequence)
             num_free += self.pages.num_freed_by(sequence.page_table)
             if num_free >= num_pages and len(self._sequences) - len(chosen) < self._shares.max_sequences:
-                why = "the session was idle, and others needed its room"
+                why = "the session was idle or old, and others needed its room"
                 for evicted in chosen:
                     self.end(
                         evicted,
@@ -226,6 +226,24 @@ class Engine:
                     )
                 return True
         return False
+
+    def _evictable(self, client: str, num_pages: int, now_s: float) -> Iterator[EngineSequence]:
+        """Yield the sequences to end for a client that needs `num_pages` more: those that have been idle for long, the
+        longest idle first; then old ones of a peer beyond half of the server, if the client has less than half."""
+        others = [sequence for sequence in self._sequences if sequence.client != client]
+        idle = [each for each in others if each.is_idle and now_s - each.idle_since_s >= self._evict_idle_s]
+        yield from sorted(idle, key=lambda sequence: sequence.idle_since_s)
+        left = dict.fromkeys(each for each in self._sequences if each not in idle)
+        if self._shares.is_over_half(client, num_pages, left):
+            return
+        for sequence in others:
+            if (
+                sequence in left
+                and now_s - sequence.since_s >= self._evict_old_s
+                and self._shares.is_over_half(sequence.client, 0, left)
+            ):
+                del left[sequence]
+                yield sequence
 
     def submit(self, step: SequenceStep) -> None:
         """Queue a step. Called by the step's sequence."""

@@ -85,7 +85,7 @@ class EngineSequence:
         self.max_tokens = max_tokens
         self.page_table = page_table
         self.length = len(page_table.pages) * PAGE_TOKENS
-        self.idle_since_s = asyncio.get_running_loop().time()
+        self.since_s = self.idle_since_s = asyncio.get_running_loop().time()
         self.end_error: SwarmError | None = None
         self.on_ended: Callable[[SwarmError], None] | None = None
         self.inputs_of: Callable[[int], PageInputs | None] = lambda _index: None

@@ -90,6 +90,39 @@ def test_engine_ends_the_longest_idle_sequences_when_others_need_room() -> None:
     with_engine(work)
 
 
+def test_engine_ends_old_sequences_beyond_half_when_another_peer_needs_room() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        def open_for(client: str, num_pages: int) -> EngineSequence:
+            return engine.open(client=client, start=0, end=4, max_tokens=num_pages * PAGE_TOKENS)
+
+        async def compute(seconds: int) -> None:
+            for _ in range(seconds):
+                await asyncio.sleep(1)
+                for sequence in held:
+                    await sequence.step(ids(1), Want.NOTHING)
+
+        # 40 pages in all, of which one peer has 30 and another 10; none is ever idle for long
+        held = [open_for("a", 10) for _ in range(3)]
+        held.append(open_for("b", 10))
+        await compute(50)
+        with pytest.raises(PeerRefused):
+            open_for("c", 1)
+        await compute(20)
+        with pytest.raises(PeerRefused):
+            open_for("c", 11)  # more than the peer has beyond half: none is ended in vain
+        assert [sequence for sequence in held if sequence.end_error] == []
+        fair = open_for("c", 10)
+        ended = held.pop(0)
+        assert isinstance(ended.end_error, PeerRefused)
+        assert ended.end_error.lacks_room
+        with pytest.raises(PeerRefused):
+            open_for("d", 1)  # nobody has more than half now
+        for sequence in (*held, fair):
+            sequence.close()
+
+    with_engine(work)
+
+
 def test_sequence_grows_while_pages_are_free_and_no_further_than_it_asked() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequence = engine.open(client="a", start=0, end=4, max_tokens=PAGE_TOKENS, grow_to=4 * PAGE_TOKENS)

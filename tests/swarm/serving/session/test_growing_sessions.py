@@ -178,6 +178,27 @@ def test_answer_waits_for_room_and_goes_on(boxes: Any, llama_dir: Path) -> None:
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
+def test_silent_peer_with_all_pages_makes_room_for_a_client_that_asks_for_some(boxes: Any, llama_dir: Path) -> None:
+    """The server's record has no room, and only a server that is asked ends what is idle."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)], options=ServerOptions(kv_bytes=SMALL_BYTES)) as box:
+            [server] = box.servers.values()
+            engine = server.deployed.engine
+            hog = engine.open(client="hog", start=0, end=6, max_tokens=engine.free_tokens)
+            server.announcer.changed()
+            await asyncio.sleep(10)
+            [record] = (await box.membership.servers("tiny")).values()
+            assert record.free_kv_tokens == 0
+            # what needs no pages is computed all the same
+            assert (await box.client.pooled("some text", model="tiny")).isfinite().all()
+            assert await box.tokens(20, ignore_eos=True) == box.expected(20)
+            assert hog.end_error is not None
+            await box.all_freed()
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_answer_for_which_no_server_gets_room_ends_by_length(boxes: Any, llama_dir: Path, index: int) -> None:
     async def scenario() -> None:

@@ -147,6 +147,8 @@ def _write_token(sent: _Frame.SampledToken, token: SampledToken) -> None:
 
 
 def _read_token(sent: _Frame.SampledToken) -> SampledToken:
+    if len(sent.top_ids) != len(sent.top_logprobs):
+        raise ValueError(f"{len(sent.top_ids)} top_ids, and {len(sent.top_logprobs)} top_logprobs")
     return SampledToken(
         token_id=sent.token_id,
         logprob=sent.logprob if sent.HasField("logprob") else None,
@@ -156,6 +158,8 @@ def _read_token(sent: _Frame.SampledToken) -> SampledToken:
 
 
 def _read_pairs(upstream_ms: Sequence[float]) -> tuple[Spent, ...]:
+    if len(upstream_ms) % 2:
+        raise ValueError(f"upstream_ms has {len(upstream_ms)} numbers, which are no pairs")
     return tuple(zip(upstream_ms[::2], upstream_ms[1::2], strict=True))
 
 

@@ -47,7 +47,7 @@ class Rows(Checked):
     payload: Data
 
     def __post_init__(self) -> None:
-        check_int(self.num_columns, "num_columns", low=self.codec != TOKENS, high=limits.MAX_COLUMNS)
+        check_int(self.num_columns, "num_columns", low=int(self.codec != TOKENS), high=limits.MAX_COLUMNS)
         if len(self.payload) != self.num_rows * self.row_bytes:
             raise ValueError(f"{self.num_rows} rows of {self.row_bytes} bytes are not {len(self.payload)} bytes")
 

@@ -154,9 +154,10 @@ def share_of_limit(limit_bytes: int, held: int) -> MemoryShare:
     waiting_bytes = min(MAX_WAITING_BYTES, max(limits.MAX_MESSAGE_BYTES, (limit_bytes - held - left_bytes) // 2))
     if model_bytes <= 0:
         takes = f"the node itself takes {size(held)} and" if held else "the node"
+        needed = int(WORKING_BYTES / LIMIT_SHARE)
         raise ConfigError(
-            f"of {size(limit_bytes)} of memory {takes} needs {size(WORKING_BYTES)} to work: none is left for a model",
-            remedy="allow more with --max-memory",
+            f"of {size(limit_bytes)} of memory {takes} needs {size(needed)} to work: none is left for a model",
+            remedy=f"allow {size(held + needed)} with --max-memory, and what the model takes",
         )
     return MemoryShare(model_bytes=model_bytes, cache_bytes=model_bytes, waiting_bytes=waiting_bytes)
 

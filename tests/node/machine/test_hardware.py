@@ -23,11 +23,15 @@ def test_share_of_a_memory_limit_leaves_the_held_and_the_working_memory(told: in
     assert share_of_limit(told + MIB, held).model_bytes > share.model_bytes
 
 
-@pytest.mark.parametrize("told", [1, 480 * MIB, 480 * MIB + WORKING_BYTES])
+@pytest.mark.parametrize("told", [1, 480 * MIB, 480 * MIB + WORKING_BYTES, 586 * MIB])
 def test_share_of_less_than_the_node_itself_takes_is_refused_with_both_sizes(told: int) -> None:
-    with pytest.raises(ConfigError, match=rf"of {size(told)} of memory the node itself takes 480 MiB and needs 96 MiB"):
+    with pytest.raises(
+        ConfigError, match=rf"of {size(told)} of memory the node itself takes 480 MiB and needs 107 MiB"
+    ) as e:
         share_of_limit(told, 480 * MIB)
-    with pytest.raises(ConfigError, match="of 1 KiB of memory the node needs 96 MiB to work: none is left"):
+    assert e.value.remedy == "allow 587 MiB with --max-memory, and what the model takes"
+    assert share_of_limit(587 * MIB, 480 * MIB).model_bytes > 0
+    with pytest.raises(ConfigError, match="of 1 KiB of memory the node needs 107 MiB to work: none is left"):
         share_of_limit(1024, 0)
 
 

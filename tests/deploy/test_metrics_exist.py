@@ -121,36 +121,64 @@ def test_promtool_takes_rules_and_configuration() -> None:
 
 
 STALLED = """
-rule_files: [{rules}]
-tests:
-  - interval: 1m
-    input_series:
-      - series: 'swarm_trainer_rounds_total{{result="committed",instance="trainer"}}'
+      - series: 'swarm_trainer_rounds_total{result="committed",instance="one"}'
         values: "1+1x20 21x60"
-      - series: 'swarm_trainer_outer_step{{instance="trainer"}}'
+      - series: 'swarm_trainer_outer_step{instance="one"}'
         values: "1+1x20 21x60"
-      - series: 'swarm_trainer_num_outer_steps{{instance="trainer"}}'
+      - series: 'swarm_trainer_num_outer_steps{instance="one"}'
         values: "100x80"
-    alert_rule_test:
-      - {{alertname: SwarmRunStalled, eval_time: 47m}}
-      - alertname: SwarmRunStalled
-        eval_time: 53m
-        exp_alerts:
-          - exp_labels: {{severity: warning, instance: trainer, result: committed}}
-            exp_annotations: {annotations}
 """
 """A member that commits its last step in minute 20."""
 
+FULL = """
+      - series: 'swarm_server_kv_cache_usage_perc{instance="one"}'
+        values: "0.1x5 0.94 0.6 0.94 0.6 0.94 0.6 0.94 0.6 0.94 0.6 0.94 0.6 0.94 0.6 0.94 0.6 0.94 0.6 0.94 0.6"
+      - series: 'swarm_server_refusals_total{reason="busy",instance="one"}'
+        values: "0x5 1+5x20"
+"""
+"""A server that refuses sessions from minute 6 on, while others end and leave room for a moment."""
 
-def test_stalled_run_alerts_after_half_an_hour_as_the_alert_says(tmp_path: Path) -> None:
+TEST = """
+rule_files: [{rules}]
+tests:
+  - interval: 1m
+    input_series:{series}
+    alert_rule_test:
+      - {{alertname: {alert}, eval_time: {quiet_m}m}}
+      - alertname: {alert}
+        eval_time: {firing_m}m
+        exp_alerts:
+          - exp_labels: {{severity: warning, instance: one{label}}}
+            exp_annotations: {annotations}
+"""
+
+
+@pytest.mark.parametrize(
+    ("alert", "series", "quiet_m", "firing_m", "label"),
+    [
+        ("SwarmRunStalled", STALLED, 47, 53, ", result: committed"),  # half an hour later, as the alert says
+        ("SwarmServerCacheFull", FULL, 14, 20, ""),
+    ],
+)
+def test_alert_fires_in_time(alert: str, series: str, quiet_m: int, firing_m: int, label: str, tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")
-    rules_file = DEPLOY / "prometheus" / "rules.yml"
-    alerts = [rule for group in yaml.safe_load(rules_file.read_text())["groups"] for rule in group["rules"]]
-    [said] = [rule["annotations"] for rule in alerts if rule.get("alert") == "SwarmRunStalled"]
-    annotations = json.dumps(said).replace("{{ $labels.instance }}", "trainer")
-    file = tmp_path / "stalled.yml"
-    file.write_text(STALLED.format(rules=rules_file, annotations=annotations))
+    rules = DEPLOY / "prometheus" / "rules.yml"
+    alerts = [rule for group in yaml.safe_load(rules.read_text())["groups"] for rule in group["rules"]]
+    [said] = [rule["annotations"] for rule in alerts if rule.get("alert") == alert]
+    annotations = json.dumps(said).replace("{{ $labels.instance }}", "one")
+    file = tmp_path / "alert.yml"
+    file.write_text(
+        TEST.format(
+            rules=rules,
+            series=series,
+            alert=alert,
+            quiet_m=quiet_m,
+            firing_m=firing_m,
+            label=label,
+            annotations=annotations,
+        )
+    )
     done = subprocess.run([promtool, "test", "rules", file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -36,11 +36,13 @@ class PeerShares:
     A peer is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
     """
 
-    def __init__(self, max_sequences: int, num_pages: int, *, what: str = "sessions") -> None:
-        """`what` names what is shared in a refusal."""
+    def __init__(self, max_sequences: int, num_pages: int, *, what: str = "sessions", lacks_room: bool = True) -> None:
+        """`what` names what is shared in a refusal. `lacks_room` is False for all but the cache of keys and values: an
+        answer that lacks room for these ends early."""
         self.max_sequences = max_sequences
         self._num_pages = num_pages
         self._what = what
+        self._lacks_room = lacks_room
         self._waiting = ""
         self._waits_until_s = 0.0
 
@@ -58,7 +60,7 @@ class PeerShares:
                 f"other peers are waiting, and your {num_own} {self._what} already use the share of one peer",
                 remedy="ask another server, or later",
                 retry_after_s=RETRY_AFTER_S,
-                lacks_room=True,
+                lacks_room=self._lacks_room,
             )
 
     def is_over_half(self, client: str, num_pages: int, held: Collection[Held], *, num_more: int = 0) -> bool:

@@ -144,8 +144,7 @@ class EngineSequence:
         from the queue. If some of its rows have run, it also closes the sequence, whose content is then unknown.
 
         Raises PeerViolation for invalid rows, PeerRefused if the sequence must grow for them and there is no room,
-        SessionError if they cannot be computed, or the error that ended the
-        sequence.
+        SessionError if they cannot be computed, or the error that ended the sequence.
         """
         self._check_open()
         assert self.is_idle, "a sequence does one thing at a time"

@@ -196,7 +196,7 @@ class GrammarPool:
         self._processes = GrammarForkServer(tokenizer)
         self._threads = ThreadPoolExecutor(MAX_GRAMMARS, thread_name_prefix="swarm-grammars")
         self._open: set[SessionGrammar] = set()
-        self._shares = PeerShares(MAX_GRAMMARS, MAX_GRAMMARS, what="sessions with grammars")
+        self._shares = PeerShares(MAX_GRAMMARS, MAX_GRAMMARS, what="sessions with grammars", lacks_room=False)
 
     def open(self, grammar: Grammar, client: str) -> SessionGrammar:
         """Return the grammar of a session of `client`; the caller must close it. Raises PeerRefused if there are too

@@ -55,11 +55,11 @@ class KnownServers:
         }
 
     def peers_of(self, start: int, end: int) -> set[str]:
-        """Return the servers of any of the blocks [start, end)."""
+        """Return the servers of any of the blocks [start, end), with those that still load them."""
         return {
             peer_id
             for peer_id, record in self.servers.items()
-            if record.state == "serving" and record.start < end and start < record.end
+            if record.state != "draining" and record.start < end and start < record.end
         }
 
     def find_chain(self, start: int, end: int, context: RoutingContext) -> list[Hop]:

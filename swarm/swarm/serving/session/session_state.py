@@ -22,6 +22,7 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, Pee
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.session_frames import SequenceReady
 
+from swarm.router.routing import NoChain
 from swarm.serving.session.pipeline import Pipeline, ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
@@ -118,6 +119,12 @@ class SessionState:
         elif repair.lost_peer and not repair.has_searched_patiently:
             self._find(repair)
         elif self.pipeline.is_asked:
+            if repair.refusal is not None and isinstance(error, NoChain):
+                error = NoChain(
+                    f"no server takes the session: {repair.refusal.message}",
+                    remedy="try again in a moment",
+                    missing=error.missing,
+                )
             error.__cause__ = repair.error
             self._fail(error)
         else:
@@ -354,6 +361,7 @@ class SessionState:
         is_cut_off = repair.is_handover and repair.is_opening
         repair.old, repair.is_handover = None, False
         repair.since_s, repair.lost_peer, repair.error = since_s, stage.peer_id, error
+        repair.refusal = _not_for_room(error)
         repair.num_run_before, repair.begun_s = stage.num_run, now_s
         if is_cut_off:
             self._abandon(repair)
@@ -363,6 +371,7 @@ class SessionState:
     def _opening_failed(self, repair: Repair, stage: Stage, error: SwarmError, cause: FailureCause) -> None:
         self._abandon(repair)
         repair.error = repair.error or error
+        repair.refusal = _not_for_room(error) or repair.refusal
         # a refused handover may be the fault of either server: the new one may still work without it
         if not (repair.is_handover and cause is FailureCause.REPORTED):
             self._actions.append(AvoidPeer(stage.peer_id, error, cause))
@@ -379,3 +388,8 @@ class SessionState:
         self.error = error
         self._actions[:] = [action for action in self._actions if isinstance(action, CloseStage)]
         self._actions.append(Fail(error))
+
+
+def _not_for_room(error: SwarmError) -> PeerRefused | None:
+    """Return a refusal for now that is not for lack of room: a search that ends without servers must name it."""
+    return error if isinstance(error, PeerRefused) and error.retry_after_s and not error.lacks_room else None

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm_protocol.errors import SwarmError
+from swarm_protocol.errors import PeerRefused, SwarmError
 from swarm_protocol.limits import SEQUENCE_ID_BYTES
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import Data
@@ -337,7 +337,7 @@ class Repair:
     run `num_run_before` positions; it is empty before the first opening.
 
     `new` are the stages that are being opened. If `is_handover`, they take over the keys and values of `old`, which
-    continues until they are ready.
+    continues until they are ready. `refusal` is the last one for now that named another reason than room.
     """
 
     start: int
@@ -347,6 +347,7 @@ class Repair:
     lost_peer: str = ""
     num_run_before: int = 0
     error: SwarmError | None = None
+    refusal: PeerRefused | None = None
     old: Stage | None = None
     new: list[Stage] = field(default_factory=list)
     is_handover: bool = False

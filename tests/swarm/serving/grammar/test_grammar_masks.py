@@ -258,8 +258,10 @@ def test_peer_gets_half_of_the_grammars_when_another_wants_one(tokenizer: Path) 
         with pytest.raises(PeerRefused, match="sessions with grammars"):
             grammars.open(fine, "modest")
         states.pop().close()
-        with pytest.raises(PeerRefused, match=f"your {MAX_GRAMMARS - 1} sessions with grammars already use the share"):
+        share = f"your {MAX_GRAMMARS - 1} sessions with grammars already use the share"
+        with pytest.raises(PeerRefused, match=share) as refused:
             grammars.open(fine, "greedy")
+        assert not refused.value.lacks_room, "an answer must not end by `length` for it"
         grammars.open(fine, "modest")
         grammars.close()
 

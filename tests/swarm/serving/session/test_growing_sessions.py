@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from swarm.client import SamplingParams
+from swarm.network.membership import Membership
 from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.engine.page_allocator import PageTable
+from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS
 from swarm.serving.sampling.sampling import LogitEdits
 from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.server.session_sampler import SessionSampler
@@ -264,6 +267,52 @@ def test_answer_that_fills_a_server_alone_waits_only_for_another_one(
             assert token.finish_reason == "length"
             assert has_other or small.max_kv_tokens - generation.num_prompt_tokens <= len(drawn)
             assert clock() - since_s < 2
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_answer_that_fills_a_server_alone_waits_for_one_that_still_loads(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, []) as box, asyncio.TaskGroup() as tasks:
+            small = await box.add(0, 6, ServerOptions(kv_bytes=SMALL_BYTES))
+            async with Membership(box.internet.network()) as loading:
+                loading.announce(replace(small.record, state="joining", free_kv_tokens=0))
+                await box.known(2)
+
+                async def load() -> None:
+                    await asyncio.sleep(7)
+                    await box.add(0, 6)
+
+                generation, drawn = box.generate(NUM_TOKENS, ignore_eos=True), list[int]()
+                async for token in generation:
+                    drawn.append(token.token_id)
+                    if len(drawn) == 20:
+                        tasks.create_task(load())
+                assert drawn == box.expected(NUM_TOKENS)
+                (replay,) = generation.trace()["replays"]
+                assert 5000 < replay["failover_ms"] < 15000
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_answer_without_a_place_for_its_grammar_is_an_error_that_says_so(boxes: Any, llama_dir: Path) -> None:
+    async def lose_the_only_place(box: Any, generation: Any) -> None:
+        num_drawn = 0
+        async for _ in generation:
+            num_drawn += 1
+            if num_drawn == 40:
+                lost = generation.trace()["hops"][1]["peer_id"]
+                (other,) = (each for peer, each in box.servers.items() if peer != lost and each.start_block)
+                for client in [*[box.network.peer_id] * (MAX_GRAMMARS - 1), "another"]:
+                    other._grammars.open(STEERED.grammar, client)
+                box.internet.crash(lost)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)]) as box:
+            since_s = asyncio.get_running_loop().time()
+            with pytest.raises(NoChain, match="no server takes the session: other peers are waiting, and your 31 sess"):
+                await lose_the_only_place(box, box.generate(NUM_TOKENS, sampling=STEERED))
+            assert asyncio.get_running_loop().time() - since_s > SessionOptions().patience_s
 
     virtual_time.run(scenario(), compute_s=slow_step)
 

@@ -84,7 +84,9 @@ def _from_swarm(error: SwarmError, names: Mapping[str, str]) -> HttpError:
             code = "context_length_exceeded" if isinstance(error, ContextExceeded) else "invalid_request"
             param = names.get(error.field, error.field)
             return HttpError(400, str(error), code=code, param=param or None)
-    return HttpError(500, str(error), code=error.code)
+    # no caller can mend it, and the text may name this machine's files: damaged ones of a model, for example
+    logger.error("a request failed: %s", error)
+    return HttpError(500, "the gateway failed to answer; its log says why", code=error.code)
 
 
 def _from_route(error: Exception, request: Request) -> HttpError:

@@ -229,7 +229,7 @@ def run(view: RunDetail, width: int) -> Iterator[Text]:
     for step in reversed(view.steps[-8:]):
         phases = ", ".join(f"{clean(name, 12)} {duration(took)}" for name, took in step.phases_s.items())
         facts = f"step {step.outer_step}: loss {step.loss:.3f}, {plural(step.num_members, 'member')}, {phases}"
-        yield Text(facts.removesuffix(", "))
+        yield Text(facts.removesuffix(", "), overflow="fold")
     yield _title("CONTRIBUTORS")
     for each in view.contributors[:MAX_LINES]:
         at_step = UNKNOWN if each.state == "gone" else each.outer_step

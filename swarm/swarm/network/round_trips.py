@@ -81,9 +81,16 @@ class RoundTrips:
         """Ping up to MAX_MEASURED_AT_ONCE of the peers, drawn at random, and return those that do not answer in time.
         Remembered round trips are not used."""
         asked = self._chance.sample(peer_ids, min(len(peer_ids), MAX_MEASURED_AT_ONCE))
-        calls = (self._network.call(each, PING_METHOD, b"", timeout_s=timeout_s, max_bytes=0) for each in asked)
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        return {peer_id for peer_id, answer in zip(asked, answers, strict=True) if isinstance(answer, SwarmError)}
+        async with asyncio.TaskGroup() as pings:
+            answers = [pings.create_task(self._answers(peer_id, timeout_s)) for peer_id in asked]
+        return {peer_id for peer_id, answer in zip(asked, answers, strict=True) if not answer.result()}
+
+    async def _answers(self, peer_id: str, timeout_s: float) -> bool:
+        try:
+            await self._network.call(peer_id, PING_METHOD, b"", timeout_s=timeout_s, max_bytes=0)
+        except SwarmError:
+            return False
+        return True
 
     def known_s(self, peer_id: str) -> float | None:
         """Return the round trip in seconds, measured at most KEPT_S ago; None if unknown, 0 for this node itself. Sends

@@ -59,6 +59,15 @@ def test_pages_allow_nothing_but_their_own_files(client: TestClient) -> None:
             assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=\"/static/)", answer.text)
 
 
+def test_json_link_of_each_page_leads_to_what_the_page_shows(client: TestClient, source: ExampleSource) -> None:
+    overview, node = source.overview(), source.nodes()[0]
+    details = [f"/models/{quote(overview.models[0].name, safe='')}", f"/runs/{overview.runs[0].run}"]
+    for path in ("/nodes", f"/nodes/{node.peer_id}", *details):
+        assert f'<a href="/api/v1{path}">JSON</a>' in client.get(path).text
+    for path in ("/", "/models/nobody"):
+        assert '<a href="/api/v1/overview">JSON</a>' in client.get(path).text
+
+
 @pytest.mark.parametrize(
     "path", ["/models/nobody", "/runs/nothing", "/nodes/nowhere", "/models/%00%0a", "/static/x.js"]
 )

@@ -24,7 +24,7 @@ from swarm_node.gateway.app import GatewayOptions
 from swarm_node.gateway.metrics import TraceStore
 from swarm_node.http import server
 from swarm_node.http.server import listen, serving
-from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, StartError
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerRefused, SessionError, StartError
 
 MESSAGES = {"messages": [{"role": "user", "content": "hi"}]}
 LARGE_BODY = json.dumps({"model": "tiny", "prompt": "x" * 1500}).encode()
@@ -233,15 +233,19 @@ def test_model_with_missing_blocks_is_unavailable_and_names_them() -> None:
         (SessionError("no chain"), 503),
         (ConfigError("the prompt is too long"), 400),
         (RuntimeError("secret /home/someone"), 500),
+        (IntegrityError("secret /home/someone/tokenizer.json is damaged"), 500),
     ],
 )
-def test_failure_before_the_first_token_has_its_status(failure: Exception, status: int) -> None:
+def test_failure_before_the_first_token_has_its_status(
+    failure: Exception, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     client = ScriptedClient(script=[failure])
     for stream in (False, True):
         error = _refusal(client, "/completions", {"model": "tiny", "prompt": "hi", "stream": stream})
         assert error.status_code == status
         assert "secret" not in error.message
         assert error.response.headers.get("retry-after") == {429: "4", 503: "2"}.get(status)
+    assert (str(failure) in caplog.text) == (status == 500)
 
 
 @pytest.mark.parametrize(("path", "body"), [("/completions", {"prompt": "hi"}), ("/chat/completions", MESSAGES)])

@@ -185,6 +185,15 @@ def test_waiting_run_shows_the_whole_remedy_in_any_terminal_width() -> None:
     assert words in rendering.run(run.model_copy(update={"run": waits}), 40).plain
 
 
+def test_step_shows_all_phases_in_any_terminal_width() -> None:
+    source = swarm(8)
+    run = asyncio.run(source.run(source.overview().runs[0].run))
+    assert run is not None
+    step = run.steps[-1].model_copy(update={"phases_s": {"inner": 41.0, "exchange": 2.5, "commit": 1.5}})
+    text = rendering.run(run.model_copy(update={"steps": (step,)}), 40).plain
+    assert "inner 41 s, exchange 2.5 s, commit 1.5 s\n" in text
+
+
 def test_contributor_that_is_gone_is_at_no_step() -> None:
     source = swarm(8)
     run = asyncio.run(source.run(source.overview().runs[0].run))

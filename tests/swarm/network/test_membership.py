@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import wraps
+from unittest.mock import patch
 
 import pytest
 from support.plain_records import node_record, serve_record
@@ -656,6 +657,20 @@ async def test_round_trips_to_a_set_come_nearest_first_and_without_the_dead_and_
         await asyncio.sleep(round_trips.KEPT_S)
         assert at_a.known_rtts_ms([near.peer_id]) == {}
         assert at_a.all_known_rtts_s() == []
+    await internet.close()
+
+
+@in_virtual_time
+async def test_defect_in_a_ping_is_raised_and_does_not_read_as_an_answer() -> None:
+    async def call(*_: object, **__: object) -> bytes:
+        raise RuntimeError("a defect")
+
+    internet = make_internet()
+    network = internet.network()
+    pings = round_trips.RoundTrips(network)
+    with patch.object(network, "call", call), pytest.raises(ExceptionGroup) as raised:
+        await pings.silent(["a", "b"], timeout_s=1)
+    assert raised.group_contains(RuntimeError, match="a defect")
     await internet.close()
 
 

@@ -69,7 +69,9 @@ class Client(TextClient[Iterator[Token]]):
         self._open = threading.RLock()
 
     def __enter__(self) -> Client:
-        """Connect. Raises ConfigError, StartError."""
+        """Connect. Raises ConfigError, StartError, and SessionError for a client that is connected."""
+        if self._client is not None:
+            raise SessionError("the client is connected already", remedy="use one `with` block for each Client")
         connected: Future[AsyncClient] = Future()
         self._thread = threading.Thread(target=self._run, args=(connected,), name="swarm-client", daemon=True)
         self._thread.start()
@@ -77,6 +79,9 @@ class Client(TextClient[Iterator[Token]]):
             self._client = connected.result()
         except SwarmError:
             self._thread.join()
+            raise
+        except BaseException:
+            connected.cancel()  # interrupted, as by Ctrl-C: the thread ends itself once it has connected or failed to
             raise
         atexit.register(self.close)  # the end of a program stops the thread, for which an unread answer would wait
         return self
@@ -212,6 +217,8 @@ class Client(TextClient[Iterator[Token]]):
             with asyncio.Runner() as runner:
                 runner.run(self._live(connected))
         except Exception as error:
+            if connected.cancelled():
+                return
             if connected.done():
                 raise
             if isinstance(error, OSError):  # for example if no more files may be open
@@ -222,6 +229,8 @@ class Client(TextClient[Iterator[Token]]):
     async def _live(self, connected: Future[AsyncClient]) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         async with self._connect() as client:
+            if not connected.set_running_or_notify_cancel():
+                return
             connected.set_result(client)
             await self._stop.wait()
             for generation in list(self._generations):

@@ -669,6 +669,49 @@ def test_waiting_call_fails_with_the_reason_when_the_client_is_closed(slow: Slow
             connected.models()
 
 
+def test_client_that_is_connected_is_not_entered_again_and_stays_usable(slow: Slow) -> None:
+    with client.Client(peers=[]) as connected:
+        with pytest.raises(SessionError, match="connected already"), connected:
+            pass
+        assert connected.models() == ()
+    with connected:  # again after its end
+        assert connected.models() == ()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_interrupted_connecting_leaves_no_thread(monkeypatch: pytest.MonkeyPatch, fails: bool) -> None:
+    begun, go_on, was_closed = threading.Event(), threading.Event(), threading.Event()
+
+    @asynccontextmanager
+    async def connect(**_: object) -> AsyncIterator[Slow]:
+        begun.set()
+        await asyncio.to_thread(go_on.wait, 10)
+        if fails:
+            raise StartError("no network")
+        yield Slow()
+        was_closed.set()
+
+    def press_ctrl_c() -> None:
+        begun.wait(10)
+        while not go_on.is_set():  # Python does not notice a signal that comes just before it begins to wait
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            go_on.wait(5)
+
+    monkeypatch.setattr(client.AsyncClient, "connect", connect)
+    connecting, pressing = client.Client(peers=[]), threading.Thread(target=press_ctrl_c)
+    pressing.start()
+    try:
+        with pytest.raises(KeyboardInterrupt), connecting:
+            pass
+    finally:
+        go_on.set()
+    pressing.join(10)
+    assert connecting._thread is not None
+    connecting._thread.join(10)
+    assert not connecting._thread.is_alive()
+    assert was_closed.is_set() != fails
+
+
 def test_interrupted_answer_is_ended_and_the_client_stays_usable(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C interrupts it while a token is awaited."""
     ended = threading.Event()

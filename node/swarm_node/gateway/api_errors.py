@@ -43,6 +43,15 @@ ENDPOINTS = tuple(path.removeprefix("/v1") for path in UNDER_V1)
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1, directly after the host"
 HINTS = MappingProxyType({"/v1/responses": "this gateway has no Responses API: set the client to chat completions"})
 """Advice for paths that clients request by default and that are not offered."""
+INSTEAD = MappingProxyType(
+    {
+        "functions": "tools",
+        "function_call": "tool_choice",
+        "guided_json": "response_format",
+        "structured_outputs": "response_format",
+    }
+)
+"""The fields that do what these older ones, or vLLM's, do elsewhere."""
 PARSING = "There was an error parsing the body"
 """FastAPI's message for a body that is not JSON for a reason other than its grammar: not UTF-8, too deep, or a huge
 number."""
@@ -105,7 +114,8 @@ def _from_validation(error: RequestValidationError) -> HttpError:
         return HttpError(400, f"the request body is {found}", code="invalid_json")
     if kind == "unsupported":
         param = ".".join([*path, first["ctx"]["name"]])
-        message = f"'{param}' is not supported by this gateway: leave it out"
+        way = f"send {INSTEAD[param]} in its place" if param in INSTEAD else "leave it out"
+        message = f"'{param}' is not supported by this gateway: {way}"
         return HttpError(400, message, code="unsupported_parameter", param=param)
     if kind == "extra_forbidden":
         name = clean(".".join([*_path(first["loc"][:-1]), str(first["loc"][-1])]), MAX_PATH_CHARS)

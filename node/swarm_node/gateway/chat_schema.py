@@ -275,9 +275,9 @@ class ChatRequest(SamplingRequest):
         if self.top_logprobs and not self.logprobs:
             raise unfit("top_logprobs", "requires logprobs to be true")
         if self._must_call and not self.tools:
-            raise unfit("tool_choice", "there are no tools to call")
+            raise unfit("tool_choice", "there are no tools to call: describe them in tools")
         if isinstance(self.tool_choice, NamedTool) and not self._callable():
-            raise unfit("tool_choice", f"there is no tool {self.tool_choice.function.name}")
+            raise unfit("tool_choice", f"there is no tool {self.tool_choice.function.name} in tools")
         if self._must_call and self.answer_schema() is not None:
             raise unfit("tool_choice", "an answer that must call a tool cannot have a response_format")
         return self

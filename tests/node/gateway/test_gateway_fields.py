@@ -114,6 +114,18 @@ def test_field_that_is_not_offered_is_refused_by_name(path: str) -> None:
         assert f"'{name}' is not supported" in error["message"]
 
 
+def test_older_field_is_refused_with_the_field_that_has_replaced_it() -> None:
+    bodies = [{"functions": [{}]}, {"function_call": "auto"}, {"guided_json": {}}, {"tool_choice": "required"}]
+    messages = [error["message"] for error in _errors("/chat/completions", bodies)]
+    ways = (
+        "send tools in its place",
+        "send tool_choice in its",
+        "send response_format in its",
+        "describe them in tools",
+    )
+    assert all(way in message for way, message in zip(ways, messages, strict=True)), messages
+
+
 @pytest.mark.parametrize("path", PLAIN)
 def test_unknown_field_is_refused_by_name_wherever_it_is(path: str) -> None:
     [plain, nested] = _errors(path, [{"temprature": 0.5}, {"stream_options": {"include_usage": True, "foo": 1}}])

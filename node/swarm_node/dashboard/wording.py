@@ -129,7 +129,7 @@ def verdict(overview: Overview) -> tuple[str, str]:
 def situation(overview: Overview) -> str:
     """Return one or two sentences that say who is here and what they do."""
     if not overview.num_volunteers:
-        return "The first volunteer that joins with the command on this page appears here at once. You need not reload."
+        return "The first volunteer that joins with the command on this page appears here."
     answering = sum(model.health != "incomplete" for model in overview.models)
     training = sum(run.state == "training" for run in overview.runs)
     said = [f"{plural(overview.num_volunteers, 'volunteer')} {'is' if overview.num_volunteers == 1 else 'are'} here."]

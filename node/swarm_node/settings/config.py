@@ -136,9 +136,9 @@ class Config(BaseModel):
     listen: tuple[str, ...] = _setting(
         ("/ip4/127.0.0.1/tcp/0",), check_listen_addr, "ADDR", many=True, example="/ip4/0.0.0.0/tcp/4001"
     )
-    """Address to listen on. Port 0: any free port; 0.0.0.0, or :: for IPv6: all interfaces. Without this setting, a
-    node that joins through a peer on another machine listens on /ip4/0.0.0.0/tcp/0, and also on /ip6/::/tcp/0 if this
-    machine has a public IPv6 address or a peer's address is IPv6."""
+    """Address to listen on. Port 0: any free port, another one at each start; 0.0.0.0, or :: for IPv6: all interfaces.
+    Without this setting, a node that joins through a peer on another machine listens on /ip4/0.0.0.0/tcp/0, and also on
+    /ip6/::/tcp/0 if this machine has a public IPv6 address or a peer's address is IPv6."""
     announce: tuple[str, ...] = _setting(
         (), check_announce_addr, "ADDR", many=True, example="/ip4/203.0.113.7/tcp/4001"
     )
@@ -179,8 +179,7 @@ class Config(BaseModel):
     max_blocks: int = _setting(0, parsers.whole_number(0, 4096), "N", example="8")
     """Serve at most this many blocks; 0: no limit."""
     max_memory: int = _setting(0, parsers.parse_size, "SIZE", example="6GiB")
-    """Maximum memory to use while serving, including the program itself; 0: no limit, most of the free memory is
-    used."""
+    """Maximum memory to use while serving, including the program itself; 0: most of the free memory."""
     max_upload: int = _setting(0, parsers.parse_rate_limit, "RATE", example="20mbit")
     """Maximum upload rate, such as 20mbit or 2.5MB/s; 0: no limit."""
     max_download: int = _setting(0, parsers.parse_rate_limit, "RATE", example="100mbit")
@@ -193,7 +192,7 @@ class Config(BaseModel):
     device: str = _setting("auto", parsers.one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
     """Device to compute on: auto, cpu, cuda or mps."""
     threads: int = _setting(0, parsers.whole_number(0, 4096), "N", example="4")
-    """CPU threads for computation; 0: no limit, one for each core."""
+    """CPU threads for computation; 0: one for each core."""
     probe: str = _setting("auto", parsers.one_of("auto", "fresh", "off"), "WHEN")
     """When to measure this machine's speed: auto (once), fresh (at each start) or off (never)."""
     keep_checkpoints: int = _setting(2, parsers.whole_number(1, 1000), "N")
@@ -210,7 +209,7 @@ class Config(BaseModel):
     devices: tuple[str, ...] = _setting((), parsers.parse_device, "DEVICES", many=True, example="cuda:0,cuda:1")
     """Train on several devices as one member, such as cuda:0,cuda:1. For several CPU processes, repeat cpu."""
     micro_batch: int = _setting(0, parsers.whole_number(0, 1 << 16), "N", example="1")
-    """Samples per forward and backward pass in training; 0: no limit, the whole batch."""
+    """Samples per forward and backward pass in training; 0: the whole batch."""
     autocast: bool = _switch()
     """Train with mixed precision: matrix products in bfloat16, weights in float32."""
     checkpoint_activations: bool = _switch()
@@ -238,7 +237,7 @@ class Config(BaseModel):
     """Accept requests from other machines without an API key."""
     requests_per_min: int | None = _setting(None, parsers.whole_number(0, 10**9), "N", example="60")
     """Maximum requests per minute for each key without its own limit, or for each client address if no keys are
-    required; 0: no limit. Default: 600 if other machines need no key, else 0."""
+    required; 0: no limit. Default: 600 if the gateway is open to other machines without a key, else 0."""
     tokens_per_min: int = _setting(0, parsers.whole_number(0, 10**9), "N", example="100000")
     """Maximum tokens per minute, prompts and answers together, for each key or client address as above; 0: no limit."""
     pin_model: tuple[Parsed[parsers.ModelPin], ...] = _setting(
@@ -255,7 +254,7 @@ class Config(BaseModel):
     """Use a model only if this publisher signed it; without MODEL, applies to every model. Default: for each name, the
     publisher of the model that was used first."""
     spot_check: float = _setting(0.01, parsers.number(0, 1), "SHARE", example="0.02")
-    """Share of answers to spot-check: afterwards, other servers recompute them; 0: none."""
+    """Share of answers that other servers compute again afterwards, to check them; 0: none."""
     text_at_home: tuple[Parsed[parsers.KeptSource], ...] = _setting(
         (), parsers.parse_kept, "[MODEL=]SOURCE", many=True, example="story=~/models/story"
     )
@@ -275,7 +274,7 @@ class Config(BaseModel):
     """Let visitors of the dashboard download checkpoints from this directory, which has a folder for each run, named
     after the run's id."""
     tethered: bool = _switch()
-    """Leave at once when standard input closes, which means that the parent process has ended."""
+    """Leave at once when standard input closes, as it does when the parent process ends."""
     drain_s: float = _setting(30.0, parsers.length_of_time(0, 3600, "such as 30s or 5m", bare_seconds=True), "TIME")
     """Maximum time to finish work in flight when the node leaves, such as 30s or 5m; 0: none. A number alone means
     seconds."""

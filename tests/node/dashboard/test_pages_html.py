@@ -561,6 +561,14 @@ def test_node_that_has_a_break_says_when_it_lends_again(source: ExampleSource, c
     assert "It lends nothing now" not in client.get(f"/nodes/{other.peer_id}").text
 
 
+def test_sentence_about_a_node_reads_from_the_left_whatever_its_name(source: ExampleSource) -> None:
+    before = source.overview().happenings
+    words = "\u0645\u0631\u062d\u0628\u0627 joined"  # an Arabic name, by which a browser would set the direction
+    source.change(happenings=(before[0].model_copy(update={"words": words}),))
+    assert f'<bdi dir="ltr">{words}</bdi>' in opened(source).get("/").text
+    source.change(happenings=before)
+
+
 def test_run_names_its_slow_links(source: ExampleSource) -> None:
     run_id = source.overview().runs[0].run
     detail = source.run_details[run_id]

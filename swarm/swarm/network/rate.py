@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import sys
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 
@@ -111,12 +112,21 @@ class Turns:
                 self._waiting[writer] = None
 
 
+WRITELINES_NEVER_PAUSES = (3, 12) <= sys.version_info < (3, 12, 9) or (3, 13) <= sys.version_info < (3, 13, 2)
+"""True in a Python whose asyncio forgets, in `writelines`, to have `drain` wait for a full buffer (CVE-2024-12254): a
+peer that reads nothing would fill this process's memory."""
+
+
 def write(writer: asyncio.StreamWriter, *parts: bytes | memoryview) -> None:
     """Write `parts`, or drop them if the connection is lost: the next read or drain reports the loss.
 
     asyncio's own event loops do the same, but uvloop raises RuntimeError for a write to a closed connection.
     """
-    if not writer.transport.is_closing():
+    if writer.transport.is_closing():
+        return
+    if WRITELINES_NEVER_PAUSES:
+        writer.write(b"".join(parts))
+    else:
         writer.writelines(parts)
 
 

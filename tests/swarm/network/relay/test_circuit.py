@@ -25,10 +25,13 @@ class Writer:
         self.is_closed = False
         self.transport = self
 
-    def writelines(self, parts: Iterable[bytes]) -> None:
+    def write(self, data: bytes) -> None:
         if self.is_closed:
             raise RuntimeError("unable to perform operation on a closed transport")
-        self.written += b"".join(parts)
+        self.written += data
+
+    def writelines(self, parts: Iterable[bytes]) -> None:
+        self.write(b"".join(parts))
 
     async def drain(self) -> None:
         if self.is_closed:
@@ -93,10 +96,10 @@ def test_defect_ends_one_circuit_and_is_logged(caplog: pytest.LogCaptureFixture)
     async def main() -> None:
         one, other = end(), end()
 
-        def writelines(_parts: Iterable[bytes]) -> None:
+        def write(_data: bytes) -> None:
             raise AssertionError("a defect")
 
-        cast("Any", other[1]).writelines = writelines
+        cast("Any", other[1]).write = write
         one[0].feed_data(b"anything")
         await run(one, other)
         assert one[1].is_closed

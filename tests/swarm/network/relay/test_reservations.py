@@ -33,6 +33,8 @@ class FakeWriter:
         self._reader = reader
         self.transport = self
 
+    def write(self, _data: bytes) -> None: ...
+
     def writelines(self, _parts: Sequence[bytes]) -> None: ...
 
     def is_closing(self) -> bool:

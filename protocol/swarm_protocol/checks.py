@@ -23,15 +23,20 @@ Check: TypeAlias = Callable[[Any, str], object]
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*(/[A-Za-z0-9_][A-Za-z0-9._:@+-]*)*")
 _ADDR = re.compile(r"(/[A-Za-z0-9._:%-]+)+")
+_UNPRINTABLE = re.compile(
+    r"[\x00-\x1f\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f\u2028-\u202f"
+    r"\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
+    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff\U000f0000-\U0010ffff]"
+)
+"""Control and format characters, separators other than the space, surrogates and characters for private use. A fixed
+list: `str.isprintable` also refuses what Unicode had not assigned yet when that Python was released, so that nodes with
+different Pythons would disagree on a name with a new emoji."""
 
 
 def check_text(value: object, field: str, *, max_chars: int, empty: bool = True) -> str:
-    """Check that `value` is one line that is safe on a terminal and in a log.
-
-    `str.isprintable` refuses control characters, line breaks, bidirectional overrides and other invisible format
-    characters, lone surrogates, and unassigned code points.
-    """
-    if not (isinstance(value, str) and value.isprintable()):
+    """Check that `value` is one line that is safe on a terminal and in a log: it has no control characters, line
+    breaks, bidirectional overrides or other invisible format characters, and no lone surrogates."""
+    if not isinstance(value, str) or not (value.isprintable() if value.isascii() else not _UNPRINTABLE.search(value)):
         raise ValueError(f"{field} is not one line of printable text")
     if len(value) > max_chars:
         raise ValueError(f"{field} has {len(value)} characters, more than {max_chars}")

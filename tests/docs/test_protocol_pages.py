@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any, get_args
 
 import pytest
@@ -14,6 +15,7 @@ from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
 from swarm.training.run.methods import Methods
 from swarm_protocol import limits, records, reduction_messages, rows, sampler, session_frames, training_messages
+from swarm_protocol.checks import check_text
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.proto import failure_pb2
@@ -195,3 +197,15 @@ def test_sessions_page_says_who_sends_each_frame() -> None:
     frames = {kind.__name__ for kind in get_args(session_frames.Frame)}
     table = re.findall(r"^\| (\w+) \| (?:client|server), ", PAGES["reference/protocol/sessions.md"], flags=re.MULTILINE)
     assert set(table) == frames
+
+
+def test_index_page_lists_the_characters_that_text_may_not_contain() -> None:
+    (listed,) = re.findall(r"Refused are U\+([^.]+)\.", PAGES["reference/protocol/index.md"])
+    pairs = [each.split("–") for each in re.split(r",\s|\sand\s", listed)]
+    refused = {number for pair in pairs for number in range(int(pair[0], 16), int(pair[-1], 16) + 1)}
+    for number in range(sys.maxunicode + 1):
+        try:
+            check_text(chr(number), "text", max_chars=1)
+            assert number not in refused
+        except ValueError:
+            assert number in refused

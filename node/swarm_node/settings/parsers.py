@@ -16,6 +16,7 @@ from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from swarm_protocol import limits
+from swarm_protocol.checks import check_text
 from swarm_protocol.version import check_network_id
 
 _SIZE_UNITS = {"": 1, "B": 1}
@@ -40,9 +41,10 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)", re.IGNORECASE | re.A
 
 def parse_node_name(text: str) -> str:
     """Parse the node's display name."""
-    if not text or len(text) > limits.MAX_NODE_NAME_CHARS or not text.isprintable():
-        raise ValueError(f"is not a name of 1 to {limits.MAX_NODE_NAME_CHARS} printable characters")
-    return text
+    try:
+        return check_text(text, "name", max_chars=limits.MAX_NODE_NAME_CHARS, empty=False)
+    except ValueError:
+        raise ValueError(f"is not a name of 1 to {limits.MAX_NODE_NAME_CHARS} printable characters") from None
 
 
 def parse_network_id(text: str) -> str:

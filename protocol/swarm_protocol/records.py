@@ -150,7 +150,9 @@ class ServeRecord(wire.WireMessage):
     of one token take to come from a neighbour, beyond half the round trip, as its transfers have shown. `source` is the
     commit on a hub that the weights came from, OWNER/NAME@COMMIT; "": they came from none. `manifest` is the digest of
     the signed manifest that the weights are published with; b"": they are not.
-    `dtype` is the kind of its weights, one of SERVED_DTYPES; "": its version does not say.
+    `dtype` is the kind of its weights, one of SERVED_DTYPES; "": its version does not say. A proposal has a span of as
+    many blocks as leave room for many sessions, and in `max_blocks` the most that its peer can hold. A `max_blocks`
+    below the span's length, as 0, counts as that length.
     """
 
     PROTO = records_pb2.ServeRecord
@@ -176,6 +178,7 @@ class ServeRecord(wire.WireMessage):
     token_ms: LinkMs = field(default_factory=dict, hash=False)
     manifest: Annotated[bytes, partial(check_digest, empty=True)] = b""
     dtype: Annotated[str, one_of(("", *SERVED_DTYPES))] = ""
+    max_blocks: Annotated[int, whole(limits.MAX_BLOCKS)] = 0
 
     def __post_init__(self) -> None:
         check_int(self.end, "end", low=1, high=self.num_blocks)

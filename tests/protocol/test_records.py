@@ -93,6 +93,7 @@ def serve_records(draw: st.DrawFn) -> ServeRecord:
         next_end=next_end,
         tokens_per_s=draw(st.none() | numbers(limits.MAX_TOKENS_PER_S)),
         source=draw(st.just("") | NAMES),
+        max_blocks=draw(st.integers(0, limits.MAX_BLOCKS)),
     )
 
 
@@ -213,6 +214,8 @@ def test_record_with_fields_of_a_newer_version_is_read_without_them(record: Reco
         (NODE, {"first_token_p95_s": -0.1}),
         (SERVE, {"tokens_per_s": math.inf}),
         (SERVE, {"tokens_per_s": -1.0}),
+        (SERVE, {"max_blocks": -1}),
+        (SERVE, {"max_blocks": limits.MAX_BLOCKS + 1}),
         (SERVE, {"source": "https://example.org/model"}),
         (SERVE, {"source": "../model@main"}),
         (SERVE, {"source": "a" * (limits.MAX_SOURCE_BYTES + 1)}),
@@ -297,7 +300,8 @@ def test_records_of_an_older_version_have_unknown_values_for_newer_fields() -> N
     old_node = NodeRecord.from_bytes(wire.encode(node))
     assert (old_node.role, old_node.first_token_p50_s, old_node.first_token_p95_s) == ("", None, None)
     assert old_node.paths is None
-    assert ServeRecord.from_bytes(wire.encode(serve)).tokens_per_s is None
+    old_serve = ServeRecord.from_bytes(wire.encode(serve))
+    assert (old_serve.tokens_per_s, old_serve.max_blocks) == (None, 0)
     old_trainer = TrainerRecord.from_bytes(wire.encode(trainer))
     assert (old_trainer.report, old_trainer.num_parameters) == (None, None)
 

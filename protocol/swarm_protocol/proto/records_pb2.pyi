@@ -63,7 +63,7 @@ class PathCounts(_message.Message):
     def __init__(self, direct: _Optional[int] = ..., dialled_back: _Optional[int] = ..., punched: _Optional[int] = ..., relayed: _Optional[int] = ...) -> None: ...
 
 class ServeRecord(_message.Message):
-    __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms", "relayed", "next_start", "next_end", "tokens_per_s", "source", "send_ms_per_token", "token_ms", "manifest", "dtype")
+    __slots__ = ("model", "revision", "num_blocks", "start", "end", "state", "prefill_ms_per_token", "decode_ms_per_block", "free_kv_tokens", "queue_depth", "rtt_ms", "relayed", "next_start", "next_end", "tokens_per_s", "source", "send_ms_per_token", "token_ms", "manifest", "dtype", "max_blocks")
     class RttMsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class ServeRecord(_message.Message):
     TOKEN_MS_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    MAX_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     model: str
     revision: str
     num_blocks: int
@@ -118,7 +119,8 @@ class ServeRecord(_message.Message):
     token_ms: _containers.ScalarMap[str, float]
     manifest: bytes
     dtype: str
-    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_blocks: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., state: _Optional[str] = ..., prefill_ms_per_token: _Optional[float] = ..., decode_ms_per_block: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., queue_depth: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., relayed: _Optional[bool] = ..., next_start: _Optional[int] = ..., next_end: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., source: _Optional[str] = ..., send_ms_per_token: _Optional[float] = ..., token_ms: _Optional[_Mapping[str, float]] = ..., manifest: _Optional[bytes] = ..., dtype: _Optional[str] = ...) -> None: ...
+    max_blocks: int
+    def __init__(self, model: _Optional[str] = ..., revision: _Optional[str] = ..., num_blocks: _Optional[int] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., state: _Optional[str] = ..., prefill_ms_per_token: _Optional[float] = ..., decode_ms_per_block: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., queue_depth: _Optional[int] = ..., rtt_ms: _Optional[_Mapping[str, float]] = ..., relayed: _Optional[bool] = ..., next_start: _Optional[int] = ..., next_end: _Optional[int] = ..., tokens_per_s: _Optional[float] = ..., source: _Optional[str] = ..., send_ms_per_token: _Optional[float] = ..., token_ms: _Optional[_Mapping[str, float]] = ..., manifest: _Optional[bytes] = ..., dtype: _Optional[str] = ..., max_blocks: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("peer_id", "reason")

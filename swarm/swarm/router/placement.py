@@ -8,12 +8,12 @@ server; speeds that differ by less than about a tenth count as equal, and then t
 after decide. A server with a limited upload adds no more than its upload carries, unless its span ends with the last
 block, since its server sends tokens instead of hidden states.
 
-Peers that decide in the same second agree without a leader. Each publishes a proposal, waits until the others' have
-spread, and decides again, letting those with a lower hash choose first (`turn_hash`). Since every peer computes all
-choices from the same proposals, all arrive at one plan. A move is announced before the new blocks are loaded. No move
-relies on a block that another node is about to leave, so two nodes never leave a gap behind. If two nodes want the same
-move, the one with the lower hash makes it. If they announce it before they see each other, and only they serve their
-blocks, both stay, and the one that searches first the next time makes it. Each move leaves fewer blocks without a
+Peers that join in the same second agree without a leader. Each publishes its capacity as a proposal, waits until the
+others' have spread, and decides, letting those with a lower hash choose first (`turn_hash`). Since every peer computes
+all choices from the same proposals, all arrive at one plan. A move is announced before the new blocks are loaded. No
+move relies on a block that another node is about to leave, so two nodes never leave a gap behind. If two nodes want the
+same move, the one with the lower hash makes it. If they announce it before they see each other, and only they serve
+their blocks, both stay, and the one that searches first the next time makes it. Each move leaves fewer blocks without a
 server, else fewer with only one, else makes the slowest block a third faster. So the moves end while no node joins or
 leaves. `swarm.serving.server.span_placer` publishes and waits.
 
@@ -211,27 +211,30 @@ def choose_span(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacit
 
     `servers` are of one revision; an entry of `me` is ignored. Equal views give equal plans on every node.
     """
-    cover = _cover_of(servers, num_blocks, me)
+    cover = _cover_of(servers, num_blocks, me, is_joining=True)
     mine = turn_hash(me.peer_id)
     before_me = {turn_hash(p): p for p, record in servers.items() if p != me.peer_id and is_proposal(record)}
     for other in sorted(hash_ for hash_ in before_me if hash_ < mine)[:MAX_PROPOSALS]:
         record = servers[before_me[other]]
         joiner = _capacity(before_me[other], record)
-        span = _best_span(cover, joiner, _rtts(servers, num_blocks, joiner))
+        span = _joining_span(cover, joiner, _rtts(servers, num_blocks, joiner))
         cover.add(span, joiner.tokens_per_s(span, num_blocks))
-    rtt_B = _rtts(servers, num_blocks, me)
-    span = _best_span(cover, me, rtt_B)
-    if _health_with(cover, me, span).num_missing:
-        largest = _largest_span(cover, me, rtt_B)
-        span = span if _health_with(cover, me, largest).num_missing else largest
+    span = _joining_span(cover, me, _rtts(servers, num_blocks, me))
     return PlacementDecision(start=span[0], end=span[1], reason=_reason(cover, span, me))
+
+
+def proposed_span(first_choice: PlacementDecision, num_blocks: int, me: Capacity) -> Span:
+    """Return the span of a proposal, near the first choice. It is `me.num_blocks` long, since others compute the choice
+    of `me` from that; a choice may be shorter or longer."""
+    start = min(first_choice.start, num_blocks - me.num_blocks)
+    return start, start + me.num_blocks
 
 
 def choose_move(
     servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity, current: Span
 ) -> PlacementDecision | None:
     """Return a better span than `current`, or None if no move is worth it."""
-    cover = _cover_of(servers, num_blocks, me)
+    cover = _cover_of(servers, num_blocks, me, is_joining=False)
     rtt_B = _rtts(servers, num_blocks, me)
     alone = sole_spans(servers, num_blocks, me.peer_id, current)
     keep = (alone[0][0], alone[-1][1]) if alone else (0, 0)
@@ -254,17 +257,18 @@ def sole_spans(servers: Mapping[str, ServeRecord], num_blocks: int, peer_id: str
     return runs(~is_served_B[slice(*span)], span[0])
 
 
-def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity) -> Coverage:
+def _cover_of(servers: Mapping[str, ServeRecord], num_blocks: int, me: Capacity, *, is_joining: bool) -> Coverage:
     """Return the coverage by all peers except `me`, those that are draining, and those with proposals.
 
-    A peer that moves counts at its new span, or at its present one if `me` chooses before it.
+    A peer that moves counts at its new span, or at its present one if `me` is a server that chooses before it. Joining
+    peers all count it at the same span, since they compute each other's choices.
     """
     cover = Coverage(num_blocks)
     for peer_id, record in servers.items():
         if peer_id == me.peer_id or record.state == "draining" or is_proposal(record):
             continue
         span = record.start, record.end
-        if record.next_end and turn_hash(peer_id) < turn_hash(me.peer_id):
+        if record.next_end and (is_joining or turn_hash(peer_id) < turn_hash(me.peer_id)):
             span = record.next_start, record.next_end
         block_ms = work_ms(record.decode_ms_per_block, record.prefill_ms_per_token)
         cover.add(span, tokens_per_s(block_ms, span[1] - span[0], record.send_ms_per_token))
@@ -275,6 +279,7 @@ def _capacity(peer_id: str, record: ServeRecord) -> Capacity:
     return Capacity(
         peer_id=peer_id,
         num_blocks=record.end - record.start,
+        max_blocks=record.max_blocks,
         block_ms=work_ms(record.decode_ms_per_block, record.prefill_ms_per_token),
         rtt_ms=record.rtt_ms,
         send_ms=record.send_ms_per_token,
@@ -304,6 +309,16 @@ def _most_blocks(cover: Coverage, me: Capacity) -> int:
 
 def _largest_span(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:
     return cover.best_window(_most_blocks(cover, me), me, rtt_B, keep)
+
+
+def _joining_span(cover: Coverage, joiner: Capacity, rtt_B: Floats) -> Span:
+    """Return the span for a joining peer: the best one, or the largest if only that one leaves no block without a
+    server."""
+    best = _best_span(cover, joiner, rtt_B)
+    if not _health_with(cover, joiner, best).num_missing:
+        return best
+    largest = _largest_span(cover, joiner, rtt_B)
+    return best if _health_with(cover, joiner, largest).num_missing else largest
 
 
 def _best_span(cover: Coverage, me: Capacity, rtt_B: Floats, keep: Span = (0, 0)) -> Span:

@@ -24,7 +24,15 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.membership import Membership
 from swarm.router.block_budget import ModelNeeds, block_budget, kv_bytes_beside
-from swarm.router.placement import Capacity, PlacementDecision, choose_move, choose_span, turn_hash, work_ms
+from swarm.router.placement import (
+    Capacity,
+    PlacementDecision,
+    choose_move,
+    choose_span,
+    proposed_span,
+    turn_hash,
+    work_ms,
+)
 from swarm.router.routing import Chain, NoChain, RoutingContext, find_chain
 from swarm.simulation.report import Measurements
 from swarm.simulation.scenario import Model, NodeClass
@@ -139,8 +147,9 @@ class SimulatedServer:
 
     async def _begin(self, capacity: Capacity) -> ServeRecord:
         decision = choose_span(await self._servers(), self._model.blocks, capacity)
-        joining = replace(self._serving(decision, capacity), state="joining", free_kv_tokens=0)
-        self._announce(joining)
+        start, end = proposed_span(decision, self._model.blocks, capacity)
+        joining = replace(self._serving(decision, capacity), start=start, end=end, max_blocks=capacity.max_blocks)
+        self._announce(replace(joining, state="joining", free_kv_tokens=0))
         await asyncio.sleep(SETTLE_S)
         decision = choose_span(await self._servers(), self._model.blocks, capacity)
         serving = self._serving(decision, capacity)

@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 from swarm.router.placement import (
     SAME_SPEED,
     Capacity,
+    PlacementDecision,
     choose_move,
     choose_span,
+    proposed_span,
     sole_spans,
     turn_hash,
     work_ms,
 )
 from swarm_protocol.identity import peer_id_of
+from swarm_protocol.limits import MAX_BLOCKS
 from swarm_protocol.records import ServeRecord, ServeState
 
 PEERS = [peer_id_of(bytes([number] * 32)) for number in range(4)]
@@ -164,6 +167,40 @@ def test_span_of_a_late_joiner_avoids_the_blocks_of_settled_ones() -> None:
     late, early = sorted(("x", "y"), key=turn_hash)
     assert span({early: record(0, 2, state="joining")}, 4, me(peer_id=late)) == (2, 4)
     assert span({early: proposal(0, 2)}, 4, me(peer_id=late)) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("max_blocks", "second_choice"),
+    [
+        (0, (2, 4)),  # as versions without the field, and like anything else below the span's length
+        (1, (2, 4)),
+        (2, (2, 4)),
+        (3, (1, 3)),
+        (MAX_BLOCKS, (1, 3)),
+    ],
+)
+def test_span_counts_on_a_joiner_to_close_the_last_gap_only_with_the_blocks_that_it_can_hold(
+    max_blocks: int, second_choice: tuple[int, int]
+) -> None:
+    first, second = sorted(("x", "y"), key=turn_hash)
+    servers = {"a": record(0, 1), first: replace(proposal(1, 3), max_blocks=max_blocks)}
+    assert span(servers, 4, me(peer_id=second)) == second_choice
+
+
+def test_span_of_each_joiner_counts_a_moving_server_at_its_new_blocks() -> None:
+    """The joiners compute each other's choices, whichever of them comes before the server by hash."""
+    before, server, after = sorted(("x", "y", "z"), key=turn_hash)
+    moving = {server: record(0, 2, moving_to=(2, 4))}
+    assert [span(moving, 4, me(peer_id=joiner)) for joiner in (before, after)] == [(0, 2), (0, 2)]
+
+
+@pytest.mark.parametrize(
+    ("choice", "proposed"), [((0, 2), (0, 4)), ((6, 8), (4, 8)), ((4, 8), (4, 8)), ((3, 8), (3, 7)), ((1, 5), (1, 5))]
+)
+def test_proposed_span_is_as_long_as_the_capacity_wherever_the_first_choice_is(
+    choice: tuple[int, int], proposed: tuple[int, int]
+) -> None:
+    assert proposed_span(PlacementDecision(start=choice[0], end=choice[1], reason="r"), 8, me(4)) == proposed
 
 
 @st.composite

@@ -16,8 +16,10 @@ from swarm.router.placement import (
     PlacementDecision,
     choose_move,
     choose_span,
+    proposed_span,
     sole_spans,
     tokens_per_s,
+    turn_hash,
 )
 from swarm_protocol.records import ServeRecord
 
@@ -79,17 +81,35 @@ class Swarm:
         return health_of(self.num_blocks, {p: self.span(p) for p in self.servers}, self.capacities)
 
     def _put(self, peer_id: str, span: Span) -> None:
-        self.servers[peer_id] = ServeRecord(
-            model="m",
-            revision="r",
-            num_blocks=self.num_blocks,
-            start=span[0],
-            end=span[1],
-            state="serving",
-            prefill_ms_per_token=0.0,
-            decode_ms_per_block=self.capacities[peer_id].block_ms,
-            free_kv_tokens=1000,
-        )
+        self.servers[peer_id] = record_of(self.capacities[peer_id], span, self.num_blocks)
+
+
+def record_of(capacity: Capacity, span: Span, num_blocks: int) -> ServeRecord:
+    return ServeRecord(
+        model="m",
+        revision="r",
+        num_blocks=num_blocks,
+        start=span[0],
+        end=span[1],
+        state="serving",
+        prefill_ms_per_token=0.0,
+        decode_ms_per_block=capacity.block_ms,
+        send_ms_per_token=0.0 if span[1] == num_blocks else capacity.send_ms,
+        free_kv_tokens=1000,
+    )
+
+
+def proposal_of(capacity: Capacity, num_blocks: int, servers: dict[str, ServeRecord]) -> ServeRecord:
+    record = record_of(
+        capacity, proposed_span(choose_span(servers, num_blocks, capacity), num_blocks, capacity), num_blocks
+    )
+    return replace(
+        record,
+        state="joining",
+        free_kv_tokens=0,
+        send_ms_per_token=capacity.send_ms,
+        max_blocks=min(capacity.max_blocks, num_blocks),
+    )
 
 
 def health_of(num_blocks: int, spans: dict[str, Span], capacities: dict[str, Capacity]) -> CoverageSummary:
@@ -130,6 +150,33 @@ def capacities(num_blocks: int) -> st.SearchStrategy[list[Capacity]]:
 
     part = st.tuples(st.integers(1, num_blocks), st.integers(0, 2), st.sampled_from(SPEEDS_MS))
     return st.lists(part, min_size=1, max_size=7).map(build)
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_nodes_that_join_in_the_same_second_choose_as_if_one_joined_after_the_other(data: st.DataObject) -> None:
+    num_blocks = data.draw(st.integers(2, 12))
+    swarm = Swarm(num_blocks)
+    for capacity in data.draw(capacities(num_blocks)):
+        swarm.join(capacity)
+    swarm.leave(data.draw(st.sampled_from(sorted(swarm.servers))))
+    for peer_id in sorted(swarm.servers):
+        if (move := swarm.wish(peer_id)) is not None:
+            swarm.announce(peer_id, move)
+    joiners = [
+        replace(each, peer_id=f"joining {each.peer_id}", send_ms=data.draw(st.sampled_from((0.0, 5.0))))
+        for each in data.draw(capacities(num_blocks))
+    ]
+    proposals: dict[str, ServeRecord] = {}
+    for joiner in joiners:
+        seen = proposals if data.draw(st.booleans()) else {}
+        proposals[joiner.peer_id] = proposal_of(joiner, num_blocks, {**swarm.servers, **seen})
+    servers = dict(swarm.servers)
+    for joiner in sorted(joiners, key=lambda joiner: turn_hash(joiner.peer_id)):
+        at_once = choose_span({**swarm.servers, **proposals}, num_blocks, joiner)
+        after_the_others = choose_span(servers, num_blocks, joiner)
+        assert (at_once.start, at_once.end) == (after_the_others.start, after_the_others.end)
+        servers[joiner.peer_id] = record_of(joiner, (at_once.start, at_once.end), num_blocks)
 
 
 @given(st.data())

@@ -130,6 +130,24 @@ def test_volunteers_with_little_upload_that_start_in_the_same_second_leave_no_ga
     virtual_time.run(scenario())
 
 
+def test_volunteer_announces_its_capacity_and_not_the_length_of_its_first_choice(llama_dir: Path) -> None:
+    """Two blocks fit beside eight sessions, and all six beside one, which close the gap that it finds."""
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, span=(0, 2))
+            await place.placers[0].start()
+            joiner = await place.add(max_bytes=700_000, server=ServerOptions(kv_bytes=600_000))
+            starting = asyncio.create_task(joiner.start())
+            await asyncio.sleep(1.5)
+            proposal = (await place.placers[0]._membership.servers("tiny"))[joiner._network.peer_id]
+            assert (proposal.free_kv_tokens, proposal.start, proposal.end, proposal.max_blocks) == (0, 0, 2, 6)
+            await starting
+            assert place.spans() == [(0, 2), (0, 6)]
+
+    virtual_time.run(scenario())
+
+
 def test_five_volunteers_of_unequal_memory_leave_no_gap(llama_dir: Path) -> None:
     async def scenario() -> None:
         async with AsyncExitStack() as stack:

@@ -20,7 +20,15 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.router.placement import PlacementDecision, choose_move, choose_span, sole_spans, turn_hash, work_ms
+from swarm.router.placement import (
+    PlacementDecision,
+    choose_move,
+    choose_span,
+    proposed_span,
+    sole_spans,
+    turn_hash,
+    work_ms,
+)
 from swarm.router.routing import format_spans
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.capability import (
@@ -165,11 +173,12 @@ class SpanPlacer:
         # others compute the choice of this node from its links
         capability = replace(capability, capacity=capacity)
         if not capability.is_whole:
-            self._announce_joining(choose_span(await self._servers(revision), files.num_blocks, capacity), capability)
+            first_choice = choose_span(await self._servers(revision), files.num_blocks, capacity)
+            self._announce_joining(proposed_span(first_choice, files.num_blocks, capacity), capability)
             await asyncio.sleep(SETTLE_S)
         decision = choose_span(await self._servers(revision), files.num_blocks, capacity)
         self._check_upload(capacity.tokens_per_s((decision.start, decision.end), files.num_blocks))
-        self._announce_joining(decision, capability, is_settled=True)
+        self._announce_joining((decision.start, decision.end), capability, is_settled=True)
         if capability.room is None:
             return decision
         return replace(decision, reason=f"{decision.reason}; {capability.room.why(decision.end - decision.start)}")
@@ -197,19 +206,18 @@ class SpanPlacer:
             if record.revision == revision and peer_id not in convicted
         }
 
-    def _announce_joining(
-        self, decision: PlacementDecision, capability: SpanCapability, *, is_settled: bool = False
-    ) -> None:
+    def _announce_joining(self, span: tuple[int, int], capability: SpanCapability, *, is_settled: bool = False) -> None:
         """Announce the blocks that will be served. A proposal has no cache room yet (see `placement.is_proposal`), and
         tells the time to send, which others need to compute the choice of this node, even where its span sends
         none."""
-        sends_none = is_settled and decision.end == capability.files.num_blocks
+        sends_none = is_settled and span[1] == capability.files.num_blocks
         record = ServeRecord(
             model=self._name,
             revision=capability.revision,
             num_blocks=capability.files.num_blocks,
-            start=decision.start,
-            end=decision.end,
+            start=span[0],
+            end=span[1],
+            max_blocks=capability.capacity.max_blocks,
             state="joining",
             prefill_ms_per_token=capability.speed.prefill_ms,
             decode_ms_per_block=capability.speed.decode_ms,

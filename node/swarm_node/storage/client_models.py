@@ -40,11 +40,13 @@ def used_in(path: Path, network_id: str) -> UsedRevisions:
         UsedRevisions(read)
         return read
 
-    def keep(used: Used) -> None:
-        there = memory.read(checked) or {}  # another process with this home may have added to it
+    def with_those_there(used: Used, there: Used) -> Used:
         both = {name: dict.fromkeys((*there.get(name, ()), *used.get(name, ()))) for name in {**there, **used}}
         newest = list(both.items())[-MAX_USED_MODELS:]
-        memory.keep({name: list(digests)[-MAX_REVISIONS:] for name, digests in newest})
+        return {name: list(digests)[-MAX_REVISIONS:] for name, digests in newest}
+
+    def keep(used: Used) -> None:  # another process with this home may have added to it
+        memory.change(checked, lambda there: with_those_there(used, there or {}))
 
     return UsedRevisions(memory.read(checked) or {}, keep)
 
@@ -61,10 +63,12 @@ def publishers_in(path: Path, network_id: str, pinned: Iterable[str]) -> KnownPu
         KnownPublishers(remembered=read)
         return read
 
-    def keep(remembered: Mapping[str, str]) -> None:
-        there = memory.read(checked) or {}  # another process with this home may have added to it
+    def with_those_there(remembered: Mapping[str, str], there: Mapping[str, str]) -> dict[str, str]:
         new = [(model, peer_id) for model, peer_id in remembered.items() if model not in there]
-        memory.keep(dict([*there.items(), *new][-MAX_REMEMBERED:]))
+        return dict([*there.items(), *new][-MAX_REMEMBERED:])
+
+    def keep(remembered: Mapping[str, str]) -> None:  # another process with this home may have added to it
+        memory.change(checked, lambda there: with_those_there(remembered, there or {}))
 
     return KnownPublishers(pinned, memory.read(checked) or {}, keep)
 

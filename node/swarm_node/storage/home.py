@@ -6,6 +6,7 @@
     HOME/peers.json     the peers that the node remembers (see `remembered_peers`); may be deleted at any time
     HOME/revisions.json the revisions that its clients have used (see `client_models`); may be deleted
     HOME/publishers.json the publishers of these models (see `client_models`); may be deleted
+    HOME/revisions.lock and HOME/publishers.lock, locked while a process changes these files
     HOME/reputation.json what spot checks have shown of servers (see `gateway.role`); may be deleted
     HOME/traffic.json   traffic of the month (see `lending.traffic_count`); may be deleted
     HOME/invitation     the invitation to a private network, and HOME/revocations (see `kept_invitation`)
@@ -49,6 +50,8 @@ _PID_BYTES = 10  # fixed width, so that a shorter pid overwrites a longer one co
 
 NEW_SUFFIX = ".new"
 """Suffix of a file that is being written and then renamed. A crash leaves it behind."""
+ABANDONED_S = 3600.0
+"""Age at which a file with NEW_SUFFIX counts as left by a crash. Writing one takes at most seconds."""
 
 EVIDENCE = "evidence"
 """Name of the directory of a run's evidence, inside the directory of its checkpoints."""
@@ -156,9 +159,17 @@ class Home:
             # the process that made this socket is gone, since its lock was free
             with explained("remove the old control socket"):
                 self.socket.unlink(missing_ok=True)
+            self._remove_abandoned()
             yield
         finally:
             os.close(descriptor)
+
+    def _remove_abandoned(self) -> None:
+        """Remove files that a crash left half written. Commands may be writing others at this moment."""
+        for path in self.path.glob(f"*.????????{NEW_SUFFIX}"):  # as `write_private` names them
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > ABANDONED_S:
+                    path.unlink()
 
     def _take(self, descriptor: int) -> None:
         """Lock the home. Commands that call `owner` hold the lock for a moment. Raises ConfigError if a daemon has
@@ -273,8 +284,19 @@ class JsonMemory:
     def keep(self, value: object) -> None:
         """Write `value`. Blocks. A failing disk only causes a warning."""
         name, owner = self.owner
-        try:
+        with self._failing_softly():
             replace_json(self.path, {name: owner, self.key: value})
+
+    def change(self, checked: Callable[[Any], T], changed: Callable[[T | None], object]) -> None:
+        """Do as `keep` with what `changed` makes of the value that `read` returns, while no other process changes
+        it."""
+        with self._failing_softly(), locked_by(self.path.with_suffix(".lock")):
+            self.keep(changed(self.read(checked)))
+
+    @contextmanager
+    def _failing_softly(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             logger.warning("cannot write %s with %s: %s", self.path, self.what, error)
 
@@ -301,6 +323,17 @@ def check_new_file(path: Path | None) -> None:
         raise ConfigError(f"there is no directory {folder} to write {path.name} to", remedy=remedy)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{folder} is not writable for this user", remedy=remedy)
+
+
+@contextmanager
+def locked_by(path: Path) -> Iterator[None]:
+    """Hold the lock file at `path`, which is made if it is missing, for this process alone. Blocks. Raises OSError."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def write_private(path: Path, data: bytes) -> None:

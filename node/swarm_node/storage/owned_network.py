@@ -10,11 +10,10 @@ An owner that loses the key can no longer invite or revoke. Members stay until t
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 
 from swarm_protocol import limits
@@ -35,7 +34,7 @@ from swarm_protocol.network_invitation import (
 
 from swarm_node.settings.config import Config
 from swarm_node.storage import kept_invitation
-from swarm_node.storage.home import Home, explained, read_json, replace_json, write_private
+from swarm_node.storage.home import Home, explained, locked_by, read_json, replace_json, write_private
 
 MAX_FILE_BYTES = 4 * 2**20
 MAX_ISSUED = 10_000
@@ -218,14 +217,11 @@ class OwnedNetwork:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Hold the record exclusively, after reading it again, so that entries of other commands are not lost."""
-        with explained("lock"):
-            descriptor = os.open(self._home.network_lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with ExitStack() as held:
+            with explained("lock"):
+                held.enter_context(locked_by(self._home.network_lock))
             self._book = self._read()
             yield
-        finally:
-            os.close(descriptor)
 
     def _save(self, book: _Book) -> None:
         _write(self._home, book)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from swarm_node.storage.home import MAX_SOCKET_PATH_BYTES, Home, explained
+from swarm_node.storage.home import ABANDONED_S, MAX_SOCKET_PATH_BYTES, Home, explained
 from swarm_protocol.errors import ConfigError
 
 HOLD = """
@@ -130,6 +130,17 @@ def test_file_that_two_processes_replace_is_whole_at_every_moment(tmp_path: Path
         assert text == text[:1] * sizes.get(text[:1], 0)
     assert [each.returncode for each in writers] == [0, 0]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_start_removes_what_a_crash_left_half_written_and_nothing_else(tmp_path: Path) -> None:
+    old, fresh, foreign = "network.key.x7_q2k1a.new", "peers.json.abcd1234.new", "notes.new"
+    for name in (old, fresh, foreign):
+        (tmp_path / name).write_text("half")
+    for name in (old, foreign):
+        os.utime(tmp_path / name, (0, time.time() - ABANDONED_S - 1))
+    with Home(tmp_path).locked():
+        assert not (tmp_path / old).exists()
+        assert all((tmp_path / name).exists() for name in (fresh, foreign))
 
 
 def test_socket_with_a_long_path_moves_to_the_runtime_directory(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from support.published_models import PUBLISHER, STRANGER
 from swarm.client import publishers
 from swarm_node.storage import client_models
 from swarm_node.storage.client_models import publishers_in, used_in
+from swarm_node.storage.home import locked_by
 from swarm_protocol.errors import ConfigError
 
 
@@ -45,6 +47,19 @@ def test_two_processes_with_one_home_keep_each_other_s_publishers(tmp_path: Path
     gateway_used.add("poem", "b")
     gateway_used.add("story", "c")
     assert [list(used_in(revisions, "test").of(model)) for model in ("story", "poem")] == [["a", "c"], ["b"]]
+
+
+def test_publisher_that_another_process_writes_at_the_same_moment_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "publishers.json"
+    known = publishers_in(path, "test", ())
+    with ThreadPoolExecutor(1) as thread:
+        with locked_by(tmp_path / "publishers.lock"):  # as the other process does while it reads and writes
+            answered = thread.submit(known.answered, "story", PUBLISHER.peer_id)
+            with pytest.raises(TimeoutError):
+                answered.result(0.3)
+            path.write_text(json.dumps({"network_id": "test", "publishers": {"poem": PUBLISHER.peer_id}}))
+        answered.result(10)
+    assert set(json.loads(path.read_text())["publishers"]) == {"story", "poem"}
 
 
 def test_publishers_of_two_processes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

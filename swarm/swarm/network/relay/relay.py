@@ -19,9 +19,9 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 from swarm_protocol.proto import p2pd_pb2
 
@@ -51,8 +51,6 @@ SPLICE_BYTES = MAX_PIECE_BYTES
 
 LINGER_S = 5.0
 """Time for the last bytes to reach one end after the other end has closed."""
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -128,8 +126,7 @@ class Relay:
         self._host = host
         self._limits = limits
         self._reserved: dict[str, asyncio.StreamWriter] = {}
-        self._num_circuits: Counter[str] = Counter()  # by peer, at either end
-        self._num_between: Counter[tuple[str, str]] = Counter()  # by source and target
+        self._circuits: dict[asyncio.StreamWriter, Ends] = {}  # by the source's stream, the source and the target
         self._num_requests: Counter[str] = Counter()  # by peer, reservations and circuits included
         self._incoming = IncomingStreams(tasks, self._serve_one, limit=SPLICE_BYTES)
 
@@ -224,19 +221,24 @@ class Relay:
         newest one to a peer of a network that would still hold fewer."""
         if len(self._reserved) < self._limits.reservations:
             return True
-        provider_of = self._host.provider_of
-        num_held = Counter(map(provider_of, self._reserved))
-        greedy = greediest(dict.fromkeys(reversed(self._reserved), 1), provider_of)
-        if num_held[provider_of(peer_id)] + 1 >= num_held[provider_of(greedy)]:
+        greedy = self._gives_way(peer_id, list(self._reserved))
+        if greedy is None:
             return False
         self._reserved.pop(greedy).transport.abort()
         return True
 
+    def _gives_way(self, peer_id: str, holders: Sequence[str]) -> str | None:
+        """Return which of the `holders` of all places, oldest first, loses its newest one to a peer: one of the network
+        that holds most. Return None if the peer's network would then hold as many."""
+        provider_of = self._host.provider_of
+        num_held = Counter(map(provider_of, holders))
+        greedy = greediest(Counter(reversed(holders)), provider_of)
+        return greedy if num_held[provider_of(peer_id)] + 1 < num_held[provider_of(greedy)] else None
+
     async def _relay(self, source: str, target: str, there: RawStream) -> None:
-        self._check_room(source, target)
-        self._num_circuits.update((source, target))
-        self._num_between[source, target] += 1
-        self.counts.circuits += 1
+        self._make_room(source, target)
+        self._circuits[there[1]] = (source, target)
+        self.counts.circuits = len(self._circuits)
         try:
             here = await self._open(source, target)
             try:
@@ -246,19 +248,29 @@ class Relay:
             finally:
                 here[1].transport.abort()
         finally:
-            self.counts.circuits -= 1
-            _uncount(self._num_circuits, source)
-            _uncount(self._num_circuits, target)
-            _uncount(self._num_between, (source, target))
+            self._circuits.pop(there[1], None)
+            self.counts.circuits = len(self._circuits)
 
-    def _check_room(self, source: str, target: str) -> None:
+    def _make_room(self, source: str, target: str) -> None:
+        """Raises CircuitRefused if there is no room for a circuit. If other peers hold all circuits, or all of the
+        target, the sources' network that holds most of them loses its newest one, as in `_makes_room`."""
         if target not in self._reserved:
             raise CircuitRefused(CircuitStatus.NO_RESERVATION)
         limits = self._limits
-        per_peer = max(self._num_circuits[source], self._num_circuits[target])
-        is_full = self.counts.circuits >= limits.circuits or per_peer >= limits.circuits_per_peer
-        if is_full or self._num_between[source, target] >= limits.circuits_per_pair:
+        own = [ends for ends in self._circuits.values() if source in ends]
+        if len(own) >= limits.circuits_per_peer or own.count((source, target)) >= limits.circuits_per_pair:
             raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
+        held = {writer: ends for writer, ends in self._circuits.items() if target in ends}
+        if len(held) < limits.circuits_per_peer:
+            if len(self._circuits) < limits.circuits:
+                return
+            held = self._circuits
+        greedy = self._gives_way(source, [opener for opener, _ in held.values()])
+        if greedy is None:
+            raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
+        newest = next(writer for writer, (opener, _) in reversed(held.items()) if opener == greedy)
+        del self._circuits[newest]
+        newest.transport.abort()
 
     async def _open(self, source: str, target: str) -> RawStream:
         """Return a stream to `target`, which has accepted it as a connection from `source`. Raises CircuitRefused."""
@@ -337,7 +349,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
             await writer.wait_closed()
 
 
-def _uncount(counter: Counter[T], key: T) -> None:
+def _uncount(counter: Counter[str], key: str) -> None:
     counter[key] -= 1
     if counter[key] <= 0:
         del counter[key]

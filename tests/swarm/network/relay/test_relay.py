@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -416,6 +417,32 @@ def test_member_with_all_circuits_that_it_may_have_keeps_nobody_out(
     shared_trio(case)
 
 
+@pytest.mark.parametrize("limits", [RelayLimits(circuits=3), RelayLimits(circuits_per_peer=3)])
+def test_keys_of_one_network_keep_no_peer_of_another_network_from_a_circuit(
+    shared_trio: Shared, monkeypatch: pytest.MonkeyPatch, limits: RelayLimits
+) -> None:
+    async def case(trio: Trio) -> None:
+        monkeypatch.setattr(trio.relay._relay, "_limits", limits)
+        async with contextlib.AsyncExitStack() as stack:
+            greedy = [await stack.enter_async_context(bare_host(trio.relay, "test")) for _ in range(4)]
+            elsewhere = ("/ip4/127.1.0.1/tcp/0",)
+            honest = await stack.enter_async_context(bare_host(trio.relay, "test", listen=elsewhere))
+            await trio.relay._host.look()
+            request = connect_request(trio.hidden.peer_id)
+            answers = [await ask(each, trio.relay, request) for each in (*greedy, honest)]
+            assert [status for status, _ in answers] == [
+                *3 * [CircuitStatus.OK],
+                CircuitStatus.RESOURCE_LIMIT_EXCEEDED,
+                CircuitStatus.OK,
+            ]
+            openers = [source for source, _ in trio.relay._relay._circuits.values()]
+            assert openers == [greedy[0].peer_id, greedy[1].peer_id, honest.peer_id]
+            for _, writer in answers:
+                writer.transport.abort()
+
+    shared_trio(case)
+
+
 def test_keys_of_one_network_keep_no_peer_of_another_network_from_a_reservation(
     shared_trio: Shared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,7 +478,7 @@ def test_stranger_gets_neither_a_reservation_nor_a_circuit(shared_trio: Shared, 
                 status, writer = await ask(stranger, trio.relay, request)
                 assert status == CircuitStatus.PERMISSION_DENIED
                 writer.transport.abort()
-            assert stranger.peer_id not in {*trio.relay._relay._reserved, *trio.relay._relay._num_circuits}
+            assert stranger.peer_id not in {*trio.relay._relay._reserved, *chain(*trio.relay._relay._circuits.values())}
         assert trio.relay.relay_counts.refusals == {**before, "stranger": before["stranger"] + 2}
         assert await trio.echoes()
 

@@ -55,7 +55,7 @@ class Five:
     def all_carrying(self) -> list[Libp2pNetwork]:
         """Return the relays that have a circuit from `caller` to `hidden`."""
         ends = self.caller.peer_id, self.hidden.peer_id
-        return [each for each in self.relays if each._relay._num_between[ends]]
+        return [each for each in self.relays if ends in each._relay._circuits.values()]
 
     async def reaches_anew(self) -> bool:
         """Connect as if for the first time, and call."""

@@ -34,6 +34,7 @@ from swarm.network.discovery.local_discovery import LocalDiscovery, LocalPeers, 
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
 from swarm.network.identity_check import start_host
 from swarm.network.interface import SigningNetwork, Stream, StreamHandler, UnaryHandler
+from swarm.network.libp2p.connection_limit import ConnectionLimit
 from swarm.network.libp2p.greeting import Greeting
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
@@ -338,6 +339,7 @@ class Libp2pNetwork(SigningNetwork):
         )
         await self._host.look()  # the addresses of these peers decide which addresses of others are worth a dial
         tasks.create_task(self._watch.run())
+        tasks.create_task(ConnectionLimit(self._host, self._watch.used_peers).run(), name="limit connections")
         tasks.create_task(self._reservations.run())
         await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.own.observe())
         self._paths.update()

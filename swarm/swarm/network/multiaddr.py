@@ -240,8 +240,10 @@ def addr_bytes(addr: str) -> bytes:
     return encoded
 
 
+@lru_cache(maxsize=4096)
 def addr_text(raw: bytes) -> str:
-    """Decode an address. Raises ValueError if a part is unknown or cut off."""
+    """Decode an address. Cached, since the daemon lists all connections again and again. Raises ValueError if a part is
+    unknown or cut off."""
     text, at = "", 0
     while at < len(raw):
         code, at = _number(raw, at)

@@ -1,10 +1,11 @@
-"""A 44M Llama over three servers on loopback, beside transformers alone on the same machine.
+"""A 44M Llama over three servers on loopback, beside transformers alone on the same machine, and beside the servers'
+own spans with bare pipes between them.
 
     make bench                                             # or alone:
     .venv/bin/python -m pytest tests/bench/test_bench_serving.py -m bench -s
 
-Real nodes in processes of their own, real libp2p, and a client in this process. Local and swarm take turns, round by
-round; figures are medians.
+Real nodes in processes of their own, real libp2p, and a client in this process. All take turns, round by round; figures
+are medians.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ NUM_THREADS = 2
 SPANS = ((0, 4), (4, 8), (8, 12))
 
 
-def local(model: Path) -> dict[str, float]:
-    script = Path(__file__).with_name("local_transformers.py")
-    command = [sys.executable, str(script), str(model), str(NUM_THREADS), str(NUM_TOKENS)]
+def alone(script: str, model: Path, *more: str) -> dict[str, float]:
+    path = Path(__file__).with_name(script)
+    command = [sys.executable, str(path), str(model), str(NUM_THREADS), str(NUM_TOKENS), *more]
     figures: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     return figures
 
@@ -60,23 +61,30 @@ async def swarm(client: AsyncClient, round_: int) -> dict[str, float]:
 
 def test_chain_of_three_beside_local_transformers(tmp_path: Path) -> None:
     model = write_model(tmp_path / MODEL)
-    seen: dict[str, dict[str, list[float]]] = {"local": defaultdict(list), "swarm": defaultdict(list)}
+    seen: dict[str, dict[str, list[float]]] = {who: defaultdict(list) for who in ("local", "pipes", "swarm")}
+    spans = [f"{start}:{end}" for start, end in SPANS]
 
     async def main() -> None:
         async with serving_fleet(tmp_path, model, SPANS, "--threads", str(NUM_THREADS)) as servers:
             client = servers.client
             await answer(client, 1000, num_tokens=8)
             for round_ in range(NUM_ROUNDS):
-                for name, figure in (await asyncio.to_thread(local, model)).items():
-                    seen["local"][name].append(figure)
-                for name, figure in (await swarm(client, round_)).items():
-                    seen["swarm"][name].append(figure)
+                found = {
+                    "local": await asyncio.to_thread(alone, "local_transformers.py", model),
+                    "pipes": await asyncio.to_thread(alone, "bare_pipeline.py", model, *spans),
+                    "swarm": await swarm(client, round_),
+                }
+                for who, rows in found.items():
+                    for name, figure in rows.items():
+                        seen[who][name].append(figure)
 
     asyncio.run(main())
     figures = {who: {name: statistics.median(values) for name, values in rows.items()} for who, rows in seen.items()}
     report = Report(f"serving a 44M Llama over {len(SPANS)} servers on loopback (medians of {NUM_ROUNDS} rounds)")
-    report.row("local transformers", **figures["local"]).row("swarm", **figures["swarm"])
-    report.row("swarm / local", **{name: figures["swarm"][name] / local_ for name, local_ in figures["local"].items()})
+    report.row("local transformers", **figures["local"]).row("bare pipes", **figures["pipes"])
+    report.row("swarm", **figures["swarm"])
+    for name, other in (("swarm / local", figures["local"]), ("swarm / bare pipes", figures["pipes"])):
+        report.row(name, **{column: figures["swarm"][column] / value for column, value in other.items()})
     report.show()
     one, batch = figures["swarm"]["one_tokens_per_s"], figures["swarm"]["batch_tokens_per_s"]
     assert one >= 0.7 * figures["local"]["one_tokens_per_s"]

@@ -168,7 +168,8 @@ def _run_lines(run: RunView, width: int) -> Iterator[Text]:
 def _agreement(run: RunView) -> str:
     """Return how many members are at the newest committed step, and how many of them hold the same state."""
     if not run.num_at_step:
-        return "no member is at this step any more" if run.digest else "no digest yet"
+        known = "members report other steps" if run.state == "training" else "no member is at this step any more"
+        return known if run.digest else "no digest yet"
     agree = f"{run.num_agreeing} of {run.num_at_step}"
     return f"{agree} agree" if run.num_agreeing == run.num_at_step else f"only {agree} AGREE"
 

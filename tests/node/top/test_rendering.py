@@ -169,7 +169,10 @@ def test_state_that_no_member_holds_any_more_is_not_called_unknown() -> None:
     run = asyncio.run(source.run(source.overview().runs[0].run))
     assert run is not None
     assert f"\nstate {run.run.digest[:12]}: 5 of 5 agree\n" in rendering.run(run, 100).plain
-    gone = run.run.model_copy(update={"num_at_step": 0, "num_agreeing": 0})
+    ahead = run.run.model_copy(update={"num_at_step": 0, "num_agreeing": 0})
+    text = rendering.run(run.model_copy(update={"run": ahead}), 100).plain
+    assert f"\nstate {run.run.digest[:12]}: members report other steps\n" in text
+    gone = ahead.model_copy(update={"state": "gone"})
     text = rendering.run(run.model_copy(update={"run": gone}), 100).plain
     assert f"\nstate {run.run.digest[:12]}: no member is at this step any more\n" in text
     unknown = gone.model_copy(update={"digest": ""})

@@ -591,6 +591,7 @@ def test_kit_end_tokens_beyond_the_vocabulary_are_none(llama_dir: Path) -> None:
 def test_chat_template_gets_only_the_names_that_it_uses(llama_dir: Path) -> None:
     template = b"{# no tools #}{% if enable_thinking %}role{% endif %}{{ messages[0].content }}"
     kit = kit_of({**open_model(llama_dir).small_files(), "chat_template.jinja": template})
+    plain_kit = kit_of(open_model(llama_dir).small_files())
     messages = [{"role": "user", "content": "hi"}]
 
     async def scenario() -> None:
@@ -599,8 +600,10 @@ def test_chat_template_gets_only_the_names_that_it_uses(llama_dir: Path) -> None
         for name in ("enable", "role", "content", "messages", "tools"):
             with pytest.raises(ConfigError, match=f"does not use {name}"):
                 await kit.encode_chat(messages, (), {name: True})
-        with pytest.raises(ConfigError, match="does not support tools"):
+        with pytest.raises(ConfigError, match=r"^the chat template of .* does not support tools"):
             await kit.encode_chat(messages, [{"type": "function"}])
+        with pytest.raises(ConfigError, match=r"without a chat template, .* does not support tools"):
+            await plain_kit.encode_chat(messages, [{"type": "function"}])
 
     asyncio.run(scenario())
 

@@ -183,9 +183,9 @@ class LoadedTokenizer:
                 message = f"the chat template of {self.model} does not use {name}"
                 raise ConfigError(message, remedy="leave it out", field="template_kwargs")
         if tools and "tools" not in names:
-            raise ConfigError(
-                f"the chat template of {self.model} does not support tools", remedy="leave them out", field="tools"
-            )
+            template = "the chat template" if self.tokenizer.chat_template else "without a chat template, the tokenizer"
+            message = f"{template} of {self.model} does not support tools"
+            raise ConfigError(message, remedy="leave them out", field="tools")
         if not self.tokenizer.chat_template:
             lines = [f"{message.get('role', 'user')}: {message.get('content', '')}" for message in messages]
             return self.encode("\n".join([*lines, "assistant:"]))

@@ -201,14 +201,9 @@ class PeerHealth:
             del self._load[peer_id]
 
     def worked(self, peer_id: str) -> None:
-        """Forget the peer's failures, since it has answered."""
+        """Forget the peer's failures, since it has answered. What it answers in one session says nothing about room for
+        another: its refusals count until their retry time."""
         self._failures.pop(peer_id, None)
-
-    def had_room(self, peer_id: str, num_tokens: int) -> None:
-        """Forget that the peer refused a session of `num_tokens` or fewer, since it has opened one."""
-        said = self._refusals.get(peer_id)
-        if said is not None and said.num_tokens <= num_tokens:
-            del self._refusals[peer_id]
 
     def blame(self, failure: AvoidPeer, num_tokens: int) -> None:
         """Record why a session of `num_tokens` gave up a server."""

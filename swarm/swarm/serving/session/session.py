@@ -376,7 +376,6 @@ class Session:
                 return self._state.on_link_ack(stage, message.num_links, message.position, now_s)
             case SequenceReady():
                 self._health.worked(stage.peer_id)
-                self._health.had_room(stage.peer_id, self._messages.room_tokens)
                 return self._state.on_opened(stage, message, now_s)
             case SequenceEnded():
                 error = message.error(stage.peer_id)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +17,7 @@ from swarm.client import SamplingParams
 from swarm.network.membership import Membership
 from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import SpotCheckOptions
+from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.page_allocator import PageTable
 from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS
 from swarm.serving.sampling.sampling import LogitEdits
@@ -159,6 +162,8 @@ def test_answer_that_has_grown_moves_with_its_cache_from_a_server_that_leaves(
 
 
 def test_answer_waits_for_room_and_goes_on(boxes: Any, llama_dir: Path) -> None:
+    """The server answers another session meanwhile, which says nothing about room for this one."""
+
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box, asyncio.TaskGroup() as tasks:
             generation, drawn = box.generate(NUM_TOKENS, ignore_eos=True), list[int]()
@@ -168,14 +173,19 @@ def test_answer_waits_for_room_and_goes_on(boxes: Any, llama_dir: Path) -> None:
                 server.deployed.engine.pages.release(table)
                 server.announcer.changed()
 
+            with patch("swarm.serving.session.session_messages.GROWTH_TOKENS", GROWTH_TOKENS):
+                other = aiter(box.generate(2 * NUM_TOKENS, ignore_eos=True))
+                await anext(other)
             async for token in generation:
                 drawn.append(token.token_id)
                 if len(drawn) == 50:
                     server = next(iter(box.servers.values()))
                     tasks.create_task(free(server, full(server)))
+                    tasks.create_task(answer(other))
             assert drawn == box.expected(NUM_TOKENS)
             (replay,) = generation.trace()["replays"]
             assert 5000 < replay["failover_ms"] < 15000
+            await asyncio.sleep(10)  # until the servers' records are new
             await box.all_freed()
 
     virtual_time.run(scenario(), compute_s=slow_step)
@@ -198,6 +208,35 @@ def test_silent_peer_with_all_pages_makes_room_for_a_client_that_asks_for_some(b
             assert await box.tokens(20, ignore_eos=True) == box.expected(20)
             assert hog.end_error is not None
             await box.all_freed()
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+def test_old_answer_over_half_of_a_server_gives_way_and_goes_on_with_the_same_tokens(
+    boxes: Any, llama_dir: Path, has_other: bool
+) -> None:
+    async def ask(engine: Engine) -> None:
+        open_one = partial(engine.open, client="another", start=0, end=6, max_tokens=6 * PAGE_TOKENS)
+        with pytest.raises(PeerRefused) as refused:
+            open_one()  # the pass that runs uses the pages of the old answer
+        await asyncio.sleep(refused.value.retry_after_s)
+        with closing(open_one()):
+            await asyncio.sleep(7)
+
+    async def scenario() -> None:
+        options = ServerOptions(kv_bytes=2 * SMALL_BYTES, evict_old_s=0.5)
+        async with boxes(llama_dir, [(0, 6)] * (1 + has_other), options=options) as box, asyncio.TaskGroup() as tasks:
+            generation, drawn = box.generate(NUM_TOKENS, ignore_eos=True), list[int]()
+            async for token in generation:
+                drawn.append(token.token_id)
+                if len(drawn) == 80:
+                    old = box.servers[generation.trace()["hops"][0]["peer_id"]]
+                    tasks.create_task(ask(old.deployed.engine))
+            assert drawn == box.expected(NUM_TOKENS)
+            (replay,) = generation.trace()["replays"]
+            assert "the session was idle or old" in replay["reason"]
+            assert (replay["failover_ms"] < 1000) == has_other
 
     virtual_time.run(scenario(), compute_s=slow_step)
 

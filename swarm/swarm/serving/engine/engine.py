@@ -229,7 +229,7 @@ class Engine:
 
     def _evictable(self, client: str, num_pages: int, now_s: float) -> Iterator[EngineSequence]:
         """Yield the sequences to end for a client that needs `num_pages` more: those that have been idle for long, the
-        longest idle first; then old ones of a peer beyond half of the server, if the client has less than half."""
+        longest idle first; then old ones of a peer beyond half of the server, if the client then has at most half."""
         others = [sequence for sequence in self._sequences if sequence.client != client]
         idle = [each for each in others if each.is_idle and now_s - each.idle_since_s >= self._evict_idle_s]
         yield from sorted(idle, key=lambda sequence: sequence.idle_since_s)

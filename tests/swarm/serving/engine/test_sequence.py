@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 from collections.abc import AsyncIterator
+from functools import partial
 
 import pytest
 import torch
@@ -90,24 +91,28 @@ def test_engine_ends_the_longest_idle_sequences_when_others_need_room() -> None:
     with_engine(work)
 
 
+def open_pages(engine: Engine, client: str, num_pages: int) -> EngineSequence:
+    return engine.open(client=client, start=0, end=4, max_tokens=num_pages * PAGE_TOKENS)
+
+
+async def compute(held: list[EngineSequence], seconds: int) -> None:
+    """Let none of the sequences be idle for long."""
+    for _ in range(seconds):
+        await asyncio.sleep(1)
+        for sequence in held:
+            await sequence.step(ids(1), Want.NOTHING)
+
+
 def test_engine_ends_old_sequences_beyond_half_when_another_peer_needs_room() -> None:
     async def work(engine: Engine, span: Sums) -> None:
-        def open_for(client: str, num_pages: int) -> EngineSequence:
-            return engine.open(client=client, start=0, end=4, max_tokens=num_pages * PAGE_TOKENS)
-
-        async def compute(seconds: int) -> None:
-            for _ in range(seconds):
-                await asyncio.sleep(1)
-                for sequence in held:
-                    await sequence.step(ids(1), Want.NOTHING)
-
-        # 40 pages in all, of which one peer has 30 and another 10; none is ever idle for long
+        open_for = partial(open_pages, engine)
+        # 40 pages in all, of which one peer has 30 and another 10
         held = [open_for("a", 10) for _ in range(3)]
         held.append(open_for("b", 10))
-        await compute(50)
+        await compute(held, 50)
         with pytest.raises(PeerRefused):
             open_for("c", 1)
-        await compute(20)
+        await compute(held, 20)
         with pytest.raises(PeerRefused):
             open_for("c", 11)  # more than the peer has beyond half: none is ended in vain
         assert [sequence for sequence in held if sequence.end_error] == []
@@ -119,6 +124,35 @@ def test_engine_ends_old_sequences_beyond_half_when_another_peer_needs_room() ->
             open_for("d", 1)  # nobody has more than half now
         for sequence in (*held, fair):
             sequence.close()
+
+    with_engine(work)
+
+
+def test_engine_ends_silent_sequences_before_old_ones_and_counts_none_twice() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        open_for = partial(open_pages, engine)
+        silent, held = open_for("a", 4), [open_for("a", 13), open_for("a", 13), open_for("b", 10)]
+        await compute(held, 70)
+        with pytest.raises(PeerRefused):
+            open_for("c", 18)
+        assert [sequence for sequence in (silent, *held) if sequence.end_error] == []
+        open_for("c", 17)
+        assert [sequence for sequence in (silent, *held) if sequence.end_error] == [silent, held[0]]
+
+    with_engine(work)
+
+
+def test_engine_ends_an_old_sequence_for_no_peer_that_would_then_have_over_half_itself() -> None:
+    """Two peers with long sequences would end each other's without end."""
+
+    async def work(engine: Engine, span: Sums) -> None:
+        old = open_pages(engine, "a", 40)
+        await compute([old], 70)
+        with pytest.raises(PeerRefused):
+            open_pages(engine, "b", 21)
+        assert old.end_error is None
+        open_pages(engine, "b", 20)
+        assert old.end_error is not None
 
     with_engine(work)
 

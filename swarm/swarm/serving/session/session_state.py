@@ -16,6 +16,7 @@ A position is answered once, however often it is run, so a token is never taken 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SessionError, SwarmError
@@ -46,7 +47,8 @@ LEAVE_RETRY_S = 3.0
 """Seconds between searches for a replacement of a leaving server that still answers."""
 
 MAX_FAILURES = 16
-"""Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
+"""Maximum server failures per request or call. A request that exceeds it is assumed to be the cause. Once
+the session is open, a lack of room counts for its server only: all servers may be full until the patience ends."""
 
 BAD_ROWS_FAILURES = 4
 """Number of failures that count when all positions are run again because some server sent bad rows: it is as much
@@ -59,9 +61,7 @@ class SessionState:
     def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], *, max_step_tokens: int) -> None:
         self.repairs = [Repair(start=0, end=num_blocks)]
         self.error: SwarmError | None = None
-        self._num_failed = 0
-        self._are_unreachable = True
-        self._failed_peer = ""
+        self._begin_token()
         self._has_opened = False
         self._actions: list[Action] = []
         self.pipeline = Pipeline(num_blocks, new_buffer, max_step_tokens=max_step_tokens)
@@ -96,6 +96,7 @@ class SessionState:
 
     def _begin_token(self) -> None:
         self._num_failed, self._are_unreachable, self._failed_peer = 0, True, ""
+        self._num_without_room = Counter[str]()
 
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
         if repair not in self.repairs:
@@ -305,7 +306,10 @@ class SessionState:
         repair = self._repair_with(stage)
         if self.error is not None or (repair is None and stage not in self.stages):
             return
-        self._num_failed += 1
+        if self._has_opened and isinstance(error, PeerRefused) and error.lacks_room:
+            self._num_without_room[stage.peer_id] += 1
+        else:
+            self._num_failed += 1
         self._are_unreachable = self._are_unreachable and isinstance(error, PeerUnreachable)
         if repair is not None:
             self._opening_failed(repair, stage, error, cause)
@@ -314,7 +318,7 @@ class SessionState:
             self._replace(stage, error, now_s)
             if cause is FailureCause.REPORTED and isinstance(error, SessionError) and stage.start:
                 self._doubt_rows(stage, error, now_s)
-        if self._num_failed > MAX_FAILURES:
+        if max(self._num_failed, self._num_without_room[stage.peer_id]) > MAX_FAILURES:
             what = (
                 "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
             )

@@ -191,6 +191,28 @@ def test_answer_waits_for_room_and_goes_on(boxes: Any, llama_dir: Path) -> None:
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
+def test_answer_waits_for_room_however_many_servers_are_full(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3)] + [(3, 6)] * 10) as box, asyncio.TaskGroup() as tasks:
+
+            async def free(server: SpanServer, table: PageTable) -> None:
+                await asyncio.sleep(12)
+                server.deployed.engine.pages.release(table)
+
+            generation, drawn = box.generate(NUM_TOKENS, ignore_eos=True), list[int]()
+            async for token in generation:
+                drawn.append(token.token_id)
+                if len(drawn) == 50:
+                    _, *servers = box.servers.values()
+                    tables = [full(server) for server in servers]
+                    tasks.create_task(free(servers[0], tables[0]))
+            assert drawn == box.expected(NUM_TOKENS)
+            (replay,) = generation.trace()["replays"]
+            assert 12000 < replay["failover_ms"] < 20000
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
 def test_silent_peer_with_all_pages_makes_room_for_a_client_that_asks_for_some(boxes: Any, llama_dir: Path) -> None:
     """The server's record has no room, and only a server that is asked ends what is idle."""
 

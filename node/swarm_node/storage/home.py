@@ -165,10 +165,12 @@ class Home:
             os.close(descriptor)
 
     def _remove_abandoned(self) -> None:
-        """Remove files that a crash left half written. Commands may be writing others at this moment."""
+        """Remove files of this home that a crash left half written. Commands may be writing others at this moment, and
+        a user may keep other files here."""
+        names = {each.name for each in vars(self).values()}
         for path in self.path.glob(f"*.????????{NEW_SUFFIX}"):  # as `write_private` names them
             with suppress(OSError):
-                if time.time() - path.stat().st_mtime > ABANDONED_S:
+                if Path(path.stem).stem in names and time.time() - path.lstat().st_mtime > ABANDONED_S:
                     path.unlink()
 
     def _take(self, descriptor: int) -> None:

@@ -133,14 +133,15 @@ def test_file_that_two_processes_replace_is_whole_at_every_moment(tmp_path: Path
 
 
 def test_start_removes_what_a_crash_left_half_written_and_nothing_else(tmp_path: Path) -> None:
-    old, fresh, foreign = "network.key.x7_q2k1a.new", "peers.json.abcd1234.new", "notes.new"
-    for name in (old, fresh, foreign):
+    old, fresh = "network.key.x7_q2k1a.new", "peers.json.abcd1234.new"
+    foreign = ("notes.new", "notes.20260101.new", "peers.json.2026.new")
+    for name in (old, fresh, *foreign):
         (tmp_path / name).write_text("half")
-    for name in (old, foreign):
+    for name in (old, *foreign):
         os.utime(tmp_path / name, (0, time.time() - ABANDONED_S - 1))
     with Home(tmp_path).locked():
         assert not (tmp_path / old).exists()
-        assert all((tmp_path / name).exists() for name in (fresh, foreign))
+        assert all((tmp_path / name).exists() for name in (fresh, *foreign))
 
 
 def test_socket_with_a_long_path_moves_to_the_runtime_directory(

@@ -151,9 +151,9 @@ def check_home(config: Config) -> list[Finding]:
     try:
         home.create()
         peer_id = Identity.load(home.identity).peer_id if os.path.lexists(home.identity) else "no identity yet"
+        owner = home.owner()
     except SwarmError as error:
         return [Finding("home", "fail", error.message, error.remedy)]
-    owner = home.owner()
     running = "" if owner is None else f", its daemon runs (pid {owner})"
     return [Finding("home", "ok", f"{home.path} is writable, {peer_id}{running}")]
 

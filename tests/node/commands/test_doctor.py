@@ -19,7 +19,7 @@ from swarm_node.commands import doctor
 from swarm_node.commands.doctor import Finding
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
-from swarm_protocol.errors import StartError
+from swarm_protocol.errors import ConfigError, StartError
 from swarm_protocol.identity import Identity
 
 
@@ -72,6 +72,14 @@ def test_check_home_that_cannot_be_written_fails() -> None:
     found = only(doctor.check_home(config(Path("/proc/no-such"))))
     assert found.result == "fail"
     assert "/proc" in found.message
+
+
+def test_check_home_whose_lock_is_another_user_s_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def owner(_home: Home) -> int | None:
+        raise ConfigError("cannot look into the home directory", remedy="run this command as the user that owns it")
+
+    monkeypatch.setattr(Home, "owner", owner)
+    assert only(doctor.check_home(config(tmp_path))).result == "fail"
 
 
 def test_check_home_names_the_running_daemon(tmp_path: Path) -> None:

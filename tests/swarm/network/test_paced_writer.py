@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
+from unittest.mock import MagicMock
 
+import pytest
+from swarm.network import rate
 from swarm.network.rate import BURST_S, MAX_DEBT_S, OVERHEAD, SLICE_BYTES, Allowance, PacedWriter, Turns
 from swarm.testing import virtual_time
 
@@ -148,3 +151,13 @@ def test_stream_that_drops_its_frames_and_begins_anew_has_one_turn() -> None:
         assert abs(len(one.written) - len(other.written)) <= SLICE_BYTES
 
     virtual_time.run(main())
+
+
+def test_write_joins_its_parts_on_a_python_whose_writelines_never_has_drain_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rate, "WRITELINES_NEVER_PAUSES", True)
+    writer = MagicMock(**{"transport.is_closing.return_value": False})
+    rate.write(writer, b"head", memoryview(b"body"))
+    writer.write.assert_called_once_with(b"headbody")
+    writer.writelines.assert_not_called()

@@ -265,6 +265,10 @@ class Libp2pNetwork(SigningNetwork):
         """Return the relays that make this node reachable, and the seeds through which others find it."""
         return {*self._reservations.held, *(seed.peer_id for seed in self._given.addrs)}
 
+    def _used_peers(self) -> set[str]:
+        """Return the peers whose connections carry something of this node or of peers that it relays for."""
+        return {*self._watch.used_peers(), *self._relay.used_peers}
+
     def _relay_candidates(self) -> list[RelayCandidate]:
         given = (*self._given.addrs, *map(parse_peer_addr, self._options.relays))
         return relay_candidates(self.peer_id, given, self._dht.contacts())
@@ -339,7 +343,7 @@ class Libp2pNetwork(SigningNetwork):
         )
         await self._host.look()  # the addresses of these peers decide which addresses of others are worth a dial
         tasks.create_task(self._watch.run())
-        tasks.create_task(ConnectionLimit(self._host, self._watch.used_peers).run(), name="limit connections")
+        tasks.create_task(ConnectionLimit(self._host, self._used_peers).run(), name="limit connections")
         tasks.create_task(self._reservations.run())
         await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.own.observe())
         self._paths.update()

@@ -11,18 +11,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Set
 from contextlib import suppress
 from typing import NoReturn
 
 from swarm_protocol.errors import PeerUnreachable
 
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.host import CONTROL_FAILURES, Connections, Host
 from swarm.network.peer_budgets import ProviderOf
 
 MAX_PEERS = 2048
 """Enough for a server with all its clients that is also a full relay. A connection without streams takes about 40 KiB
 of the daemon's memory, and one open file."""
+
+MAX_PEER_CONNECTIONS = 4
+"""Beyond MAX_PEERS connections all peers with more than these give way, since one key can open thousands. Peers usually
+have one, and two after both sides dialled at once, or where a direct path was found beside a relay's."""
 
 CHECK_S = 3.0
 
@@ -35,28 +39,39 @@ class ConnectionLimit:
         self._used_peers = used_peers
 
     async def run(self) -> NoReturn:
-        known: dict[str, None] = {}  # the connected peers, the oldest first
+        known: Connections = {}  # the oldest first
         was_full = False
         while True:
             await asyncio.sleep(CHECK_S)
             with suppress(PeerUnreachable):  # if the daemon has ended, the unary connection reports it
                 connected = await self._host.look()
-                known = dict.fromkeys((*(peer_id for peer_id in known if peer_id in connected), *connected))
-                closed = surplus(known, self._used_peers(), self._host.provider_of)
+                known = {each: connected[each] for each in (*filter(connected.__contains__, known), *connected)}
+                closed = surplus(known, self._used(), self._host.provider_of)
                 if closed and not was_full:
-                    logger.warning("%d peers are connected: closing connections to %d", len(known), len(closed))
+                    logger.warning("%d peers are connected: closing the connections to %d", len(known), len(closed))
                 was_full = bool(closed)
                 for peer_id in closed:
                     with suppress(*CONTROL_FAILURES):
                         await self._host.control.disconnect(peer_id)
 
+    def _used(self) -> Callable[[str], bool]:
+        used_peers = self._used_peers()
+        return lambda peer_id: peer_id in used_peers or self._host.num_calls(peer_id) > 0
 
-def surplus(connected: Iterable[str], used: Set[str], provider_of: ProviderOf, max_peers: int = MAX_PEERS) -> list[str]:
-    """Return which of the `connected` peers, oldest first, have to go: those beyond one number for each provider's
-    network, which is at least 1, the newest first, and those `used` last."""
+
+def surplus(
+    connected: Connections, is_used: Callable[[str], bool], provider_of: ProviderOf, max_peers: int = MAX_PEERS
+) -> list[str]:
+    """Return which of the `connected` peers, oldest first, have to go if there are more than `max_peers` connections:
+    those with more than MAX_PEER_CONNECTIONS, and of each provider's network those beyond one number, which is at least
+    1, the newest first, and those in use last."""
+    if sum(map(len, connected.values())) <= max_peers:
+        return []
+    greedy = [peer_id for peer_id, addrs in connected.items() if len(addrs) > MAX_PEER_CONNECTIONS]
+    others = (peer_id for peer_id, addrs in connected.items() if len(addrs) <= MAX_PEER_CONNECTIONS)
     by_provider: dict[object, list[str]] = {}
-    for peer_id in sorted(connected, key=lambda peer_id: peer_id not in used):
+    for peer_id in sorted(others, key=lambda peer_id: not is_used(peer_id)):
         by_provider.setdefault(provider_of(peer_id), []).append(peer_id)
     sizes = [len(peers) for peers in by_provider.values()]
     share = bisect_right(range(max_peers), max_peers, key=lambda each: sum(min(size, each + 1) for size in sizes))
-    return [peer_id for peers in by_provider.values() for peer_id in peers[max(1, share) :]]
+    return greedy + [peer_id for peers in by_provider.values() for peer_id in peers[max(1, share) :]]

@@ -55,10 +55,10 @@ MAX_UNARY_MESSAGE_BYTES = MAX_UNARY_BYTES + 2**12
 """Maximum bytes of a request or an answer of a small call, with its ids and its protocol's name. The daemon waits
 without a deadline for the rest of a stranger's request, and keeps what has come. Its default is 4 MiB."""
 
-MAX_CONNECTIONS = 2**12
-"""Once there are twice as many, the daemon closes connections older than two minutes until so many are left: twice what
-`connection_limit` allows, which knows better what to close. By its default the daemon closes all but 256 of more than
-512, fewer than a server has clients or a relay carries."""
+KEPT_CONNECTIONS = 2**12
+"""Beyond twice as many, the daemon closes connections older than two minutes until so many are left.
+`connection_limit`, which knows better what to close, keeps fewer. By its default the daemon closes all but 256 of more
+than 512, fewer than a server has clients or a relay carries."""
 
 _STATUS_SIGNS = ("Control socket:", "Peer Addrs:", "/")
 """First words of lines of the daemon's normal output: its sockets and addresses."""
@@ -103,8 +103,8 @@ def arguments(options: DaemonOptions, control_socket: str, configuration: str) -
         "-autonat=0",  # the package `paths` finds this node's addresses, and makes direct connections behind NATs
         f"-natPortMap={int(options.nat_port_map)}",
         "-connManager=1",
-        f"-connLo={MAX_CONNECTIONS}",
-        f"-connHi={2 * MAX_CONNECTIONS}",
+        f"-connLo={KEPT_CONNECTIONS}",
+        f"-connHi={2 * KEPT_CONNECTIONS}",
         "-tls=0",  # only Noise: peers could choose TLS, and Go's TLS of this version has known vulnerabilities
     ]
     args.append(f"-hostAddrs={','.join(options.listen)}" if options.listen else "-noListenAddrs")

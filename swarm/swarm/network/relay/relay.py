@@ -21,6 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal, get_args
 
 from swarm_protocol.proto import p2pd_pb2
@@ -147,6 +148,11 @@ class Relay:
         """The peers with a reservation, which can be reached through this node."""
         return self._reserved.keys()
 
+    @property
+    def used_peers(self) -> set[str]:
+        """The peers with a reservation or a circuit."""
+        return {*self._reserved, *chain.from_iterable(self._circuits.values())}
+
     async def start(self) -> None:
         """Have the daemon pass requests to this relay. Raises PeerUnreachable if the daemon has ended."""
         path = self._host.daemon.relay_socket
@@ -253,7 +259,8 @@ class Relay:
 
     def _make_room(self, source: str, target: str) -> None:
         """Raises CircuitRefused if there is no room for a circuit. If other peers hold all circuits, or all of the
-        target, the sources' network that holds most of them loses its newest one, as in `_makes_room`."""
+        target, the sources' network that holds most of them loses one, as in `_makes_room`: the newest of its source
+        with most."""
         if target not in self._reserved:
             raise CircuitRefused(CircuitStatus.NO_RESERVATION)
         limits = self._limits

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from support.network_worlds import eventually, libp2p_node
 from swarm.network.libp2p import connection_limit
-from swarm.network.libp2p.connection_limit import MAX_PEERS, surplus
-from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.libp2p.connection_limit import MAX_PEER_CONNECTIONS, MAX_PEERS, surplus
+from swarm.network.libp2p.host import Connections, Host
+from swarm.network.libp2p.p2pd_process import DaemonOptions, arguments
 
 
 def network_of(peer_id: str) -> str:
     return peer_id[0]
+
+
+def connections(peers: Iterable[str], num_each: int = 1) -> Connections:
+    return dict.fromkeys(peers, num_each * ("/ip4/127.0.0.1/tcp/1",))
 
 
 @pytest.mark.parametrize(
@@ -29,17 +34,32 @@ def network_of(peer_id: str) -> str:
     ],
 )
 def test_networks_with_most_peers_lose_their_newest_and_those_in_use_last(connected: str, used: str, gone: str) -> None:
-    assert sorted(surplus(connected.split(), set(used.split()), network_of, max_peers=4)) == gone.split()
+    has_to_go = surplus(connections(connected.split()), used.split().__contains__, network_of, max_peers=4)
+    assert sorted(has_to_go) == gone.split()
 
 
 def test_thousands_of_keys_of_one_network_cost_others_nothing() -> None:
     connected = [*(f"b{number}" for number in range(100)), *(f"a{number}" for number in range(10_000))]
-    gone = surplus(connected, set(connected[-5000:]), network_of)
+    gone = surplus(connections(connected), set(connected[-5000:]).__contains__, network_of)
     assert len(connected) - len(gone) == MAX_PEERS
     assert set(map(network_of, gone)) == {"a"}
 
 
-def test_node_closes_connections_of_the_network_that_has_most(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_keys_with_thousands_of_connections_cost_others_nothing() -> None:
+    honest = connections(f"a{number}" for number in range(1000)) | connections(("a", "b"), MAX_PEER_CONNECTIONS)
+    greedy = connections(("a-greedy", "c"), 5000)
+    assert surplus(honest, set().__contains__, network_of) == []
+    assert surplus(greedy | honest, greedy.__contains__, network_of) == list(greedy)
+
+
+def test_libp2p_daemon_closes_no_connection_that_the_node_keeps() -> None:
+    flags = dict(flag.split("=", 1) for flag in arguments(DaemonOptions(), "socket", "file") if "=" in flag)
+    assert int(flags["-connHi"]) >= MAX_PEERS * MAX_PEER_CONNECTIONS
+
+
+def test_node_closes_connections_of_the_network_that_has_most_and_those_with_a_call_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection_limit, "CHECK_S", 0.1)
     monkeypatch.setattr(surplus, "__defaults__", (3,))
 
@@ -47,18 +67,22 @@ def test_node_closes_connections_of_the_network_that_has_most(tmp_path: Path, mo
         async with await libp2p_node(tmp_path / "seed") as seed, contextlib.AsyncExitStack() as stack:
             (addr,) = await seed.addrs()
 
-            async def connect(listen: tuple[str, ...] = ()) -> str:
+            calling: set[str] = set()
+            monkeypatch.setattr(seed._host, "num_calls", lambda peer_id: int(peer_id in calling))
+
+            async def connect(listen: tuple[str, ...] = (), *, is_calling: bool = False) -> str:
                 host = await Host.start(DaemonOptions(listen=listen))
                 stack.push_async_callback(host.stop)
+                calling.update([host.peer_id] if is_calling else [])
                 await host.control.connect(seed.peer_id, [addr.partition("/p2p/")[0]])
                 return host.peer_id
 
             honest = await connect(("/ip4/127.1.0.1/tcp/0",))
-            greedy = [await connect() for _ in range(4)]
+            greedy = [await connect(is_calling=number == 3) for number in range(4)]
 
             async def is_bounded() -> bool:
                 connected = await seed._host.connected_peers()
-                return honest in connected and len(connected) == 3 and len(connected.keys() & set(greedy)) == 2
+                return connected.keys() == {honest, greedy[0], greedy[3]}
 
             await eventually(is_bounded)
 

@@ -204,8 +204,13 @@ class Host:
         self.traffic.note(self.path_kinds())
         return self.connected
 
+    def note_connected(self, peer_id: str, addr: str) -> None:
+        """Note the address of a peer that has connected since the last `look`, so that it counts for its network."""
+        if peer_id not in self.connected:
+            self.connected = {**self.connected, peer_id: (addr,)}
+
     def provider_of(self, peer_id: str) -> IpNetwork | None:
-        """Return the provider's network from which a peer, or its relay, was connected at the last `look`."""
+        """Return the provider's network from which a peer, or its relay, is connected as far as is known."""
         ips = map(ip_of, self.connected.get(peer_id, ()))
         return next((provider_network_of(ip) for ip in ips if ip), None)
 

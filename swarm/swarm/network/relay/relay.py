@@ -192,6 +192,7 @@ class Relay:
         try:
             if is_relayed(addr_text(addr)):
                 raise CircuitRefused(CircuitStatus.PERMISSION_DENIED)  # a relayed peer may not use this relay
+            self._host.note_connected(peer_id, addr_text(addr))
             target = parse_hop_request(await read_delimited(reader, MAX_MESSAGE_BYTES))
             return None if target is None else peer_id_text(target)
         except ValueError:

@@ -1,4 +1,5 @@
-"""Spot checks: what honest servers need of the tolerances, who is told apart, how soon a liar is named, and the cost.
+"""Spot checks: what honest servers need of the tolerances, how often they draw other tokens, who is told apart, how
+soon a liar is named, and the cost.
 
     .venv/bin/python -m pytest -m bench tests/bench/test_bench_spot_checks.py -s
 
@@ -130,11 +131,15 @@ WAYS = ((1, NUM_PROMPT, 1), (4, NUM_PROMPT, 2), (16, NUM_PROMPT, 1), (16, 0, 2))
 """Sequences in a batch, positions that are run as a prompt, threads."""
 
 
+def random_tokens() -> Tensor:
+    return torch.randint(0, VOCAB, (NUM_SEQUENCES, NUM_TOKENS), generator=torch.Generator().manual_seed(1))
+
+
 def record(files: ModelFiles, kind: str, served_kind: str = "") -> Recorded:
     """Record `kind`, or a liar that serves `served_kind` under its name."""
     first, last = spans(files, kind)
     liars = spans(files, served_kind, torch.bfloat16) if served_kind else (first, last)
-    tokens = torch.randint(0, VOCAB, (NUM_SEQUENCES, NUM_TOKENS), generator=torch.Generator().manual_seed(1))
+    tokens = random_tokens()
     hidden = served(first, tokens, *WAYS[0])
     ways = WAYS[:1] if served_kind else WAYS
     return Recorded(
@@ -213,6 +218,43 @@ def test_honest_servers_raise_no_alarm_in_a_hundred_thousand_checks(files: Model
     assert draws.max() < 1
     assert worst["raw"].max() < 1 / 2
     assert draws.max() < 1 / 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_share_of_draws_that_rounding_changes(files: ModelFiles, kind: str) -> None:
+    """Compare the tokens that equal seeds draw after an answer was decoded alone, decoded in a batch of 16, and run
+    again as one prompt, as after a failure."""
+    first, last = spans(files, kind)
+    tokens = random_tokens()
+    alone_NV, batch_NV = (
+        served(last, served(first, tokens, *way), *way).flatten(0, 1)
+        for way in ((1, NUM_PROMPT, 1), (16, NUM_PROMPT, 1))
+    )
+    again_NV = recomputed(last, recomputed(first, tokens, 1), 1).flatten(0, 1)
+    report = Report("the share of draws that give another token at another honest server")
+    for temperature, num_draws in ((0.0, 1), (0.25, 100), (1.0, 100)):
+        others = {"in_batch": batch_NV, "run_again": again_NV}
+        shares = {name: changed(alone_NV, other_NV, temperature, num_draws) for name, other_NV in others.items()}
+        report.row(f"{kind}, temperature {temperature:g}", **shares, perplexity=perplexity(alone_NV, temperature))
+        if kind == "float32":
+            assert max(shares.values()) < 3e-4
+    report.show()
+
+
+def perplexity(logits_NV: Tensor, temperature: float) -> float:
+    """Return the geometric mean of how many equally likely tokens would be as uncertain as a draw."""
+    return float(torch.distributions.Categorical(logits=logits_NV / (temperature or 1e-9)).entropy().mean().exp())
+
+
+def changed(logits_NV: Tensor, others_NV: Tensor, temperature: float, num_draws: int) -> float:
+    """Return the share of `num_draws` draws at each decoded position that give another token."""
+    is_other = [
+        pick(logits_NV[at], draw) != pick(others_NV[at], draw)
+        for at in range(len(logits_NV))
+        for draw in (TokenDraw(temperature=temperature, seed=seed, index=at) for seed in range(num_draws))
+        if at % NUM_TOKENS >= NUM_PROMPT
+    ]
+    return sum(is_other) / len(is_other)
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16", "int8"])

@@ -40,16 +40,16 @@ class ConnectionLimit:
 
     async def run(self) -> NoReturn:
         known: Connections = {}  # the oldest first
-        was_full = False
+        has_warned = False  # once: nodes dial a seed again that has closed their connection
         while True:
             await asyncio.sleep(CHECK_S)
             with suppress(PeerUnreachable):  # if the daemon has ended, the unary connection reports it
                 connected = await self._host.look()
                 known = {each: connected[each] for each in (*filter(connected.__contains__, known), *connected)}
                 closed = surplus(known, self._used(), self._host.provider_of)
-                if closed and not was_full:
+                if closed and not has_warned:
                     logger.warning("%d peers are connected: closing the connections to %d", len(known), len(closed))
-                was_full = bool(closed)
+                has_warned = has_warned or bool(closed)
                 for peer_id in closed:
                     with suppress(*CONTROL_FAILURES):
                         await self._host.control.disconnect(peer_id)

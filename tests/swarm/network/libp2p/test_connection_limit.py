@@ -58,7 +58,7 @@ def test_libp2p_daemon_closes_no_connection_that_the_node_keeps() -> None:
 
 
 def test_node_closes_connections_of_the_network_that_has_most_and_those_with_a_call_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(connection_limit, "CHECK_S", 0.1)
     monkeypatch.setattr(surplus, "__defaults__", (3,))
@@ -87,3 +87,4 @@ def test_node_closes_connections_of_the_network_that_has_most_and_those_with_a_c
             await eventually(is_bounded)
 
     asyncio.run(main())
+    assert caplog.text.count("peers are connected") == 1, "two peers had to go, one after the other"

@@ -202,8 +202,14 @@ class PeerHealth:
 
     def worked(self, peer_id: str) -> None:
         """Forget the peer's failures, since it has answered. What it answers in one session says nothing about room for
-        another: its refusals count until their retry time."""
+        another, so its refusals stay."""
         self._failures.pop(peer_id, None)
+
+    def made_room(self, peer_id: str) -> None:
+        """Forget that the peer had no room for now, since a session there has ended."""
+        said = self._refusals.get(peer_id)
+        if said is not None and not said.is_final:
+            del self._refusals[peer_id]
 
     def blame(self, failure: AvoidPeer, num_tokens: int) -> None:
         """Record why a session of `num_tokens` gave up a server."""

@@ -209,6 +209,7 @@ class Session:
             task.cancel()
         for stage in list(self._connections):
             self._close_stage(stage)
+            self._health.made_room(stage.peer_id)
         if tasks:
             await asyncio.wait(tasks)
 

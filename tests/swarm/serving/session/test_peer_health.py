@@ -151,6 +151,8 @@ def test_refusal_counts_for_equal_or_larger_requests_until_its_retry_time() -> N
         assert health.full(100) == set()
         health.worked("a")
         assert health.full(500) == {"a"}
+        health.made_room("a")
+        assert health.full(500) == set()
 
     run(scenario)
 
@@ -162,6 +164,8 @@ def test_peer_that_never_has_room_for_a_session_is_not_avoided_for_smaller_ones(
         health.blame(AvoidPeer("a", refusal, FailureCause.REPORTED), 500)
         assert not is_avoided(health)
         assert (health.full(499), health.full(500), health.full(500, for_good=True)) == (set(), {"a", "b"}, {"a"})
+        health.made_room("a")
+        assert health.full(500) == {"a", "b"}
         await asyncio.sleep(FAILING_S)
         assert health.full(500) == set()
 

@@ -2,7 +2,8 @@
 
 `PartitionWatch.run` is a task. It notices that seeds are missing, or that this node is cut off, and dials them. So two
 groups that lost their common seed meet there again. A seed that is gone for good costs a dial every few seconds. The
-names of missing seeds are looked up again, since a seed may have moved. A second task checks the routing table, because
+names of missing seeds are looked up again, since a seed may have moved. A seed that closes the connection again and
+again may be full, and is dialled more and more rarely. A second task checks the routing table, because
 a silent member takes seconds there, for which rejoining the network must not wait.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from typing import Literal
 
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerError, PeerUnreachable
@@ -28,9 +30,15 @@ MIN_PAUSE_S = 0.5
 MAX_PAUSE_S = 10.0
 """Pause between two attempts to reach missing peers; it doubles. A partition heals within this time after its cause is
 gone."""
+MAX_AGAIN_S = 60.0
+"""Pause after lost peers were found, where they are lost again at each check: finding them publishes all records again.
+It doubles from `CHECK_S`."""
 REFRESH_S = 60.0
 MAX_KNOWN_PEERS = 64
 NUM_DIALS = 8
+
+RejoinResult = Literal["joined", "found", "cut off"]
+"""Nothing was missing; all that was missing was found again; or something is missing still."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,23 +87,27 @@ class PartitionWatch:
 
     async def _keep_joined(self) -> None:
         pause_s = back_off_s = MIN_PAUSE_S
+        again_s = CHECK_S
         trouble = ""
         while True:
             await asyncio.sleep(pause_s)
+            result: RejoinResult
             try:
-                cut_off = not await self._rejoin()
+                result = await self._rejoin()
                 trouble = ""
             except PeerUnreachable as error:  # if the daemon has ended, the unary connection's task ends this one
                 if error.message != trouble:
                     trouble = error.message
                     logger.warning("cannot watch over the connection to the network: %s", error)
-                cut_off = True
-            back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if cut_off else MIN_PAUSE_S
-            pause_s = back_off_s if cut_off else CHECK_S
+                result = "cut off"
+            back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if result == "cut off" else MIN_PAUSE_S
+            pause_s = {"joined": CHECK_S, "found": again_s, "cut off": back_off_s}[result]
+            if result != "cut off":
+                again_s = min(again_s * 2, MAX_AGAIN_S) if result == "found" else max(again_s / 2, CHECK_S)
 
-    async def _rejoin(self) -> bool:
-        """Dial missing seeds, and other peers if no peer is left. Return whether all dials succeeded and a peer is
-        known."""
+    async def _rejoin(self) -> RejoinResult:
+        """Dial missing seeds, and other peers if no peer is left. Return "cut off" unless all dials succeeded and a
+        peer is known."""
         connected = await self._host.look()
         for contact in self._dht.contacts():
             self._known[contact.peer_id] = contact.addrs
@@ -105,7 +117,7 @@ class PartitionWatch:
         missing = self._missing()
         alone = not self._dht.peers()
         if not missing and not alone:
-            return True
+            return "joined"
         found = await asyncio.gather(*(self._reach_seed(seed) for seed in missing))
         if alone:
             others = [peer_id for peer_id in reversed(self._known) if peer_id not in connected][:NUM_DIALS]
@@ -115,7 +127,7 @@ class PartitionWatch:
             logger.info("found %d lost peers again", sum(found))
             await self._dht.refresh()
             await self._on_healed()
-        return all(found) and bool(self._dht.peers())
+        return "found" if all(found) and self._dht.peers() else "cut off"
 
     def _missing(self) -> list[PeerAddr]:
         return [seed for seed in self._given.addrs if seed.peer_id not in self._met]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ import pytest
 from swarm.network import partition_watch
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.libp2p.host import Host
-from swarm.network.partition_watch import CHECK_S, MAX_PAUSE_S, PartitionWatch
+from swarm.network.partition_watch import CHECK_S, MAX_AGAIN_S, MAX_PAUSE_S, PartitionWatch
 from swarm.testing import virtual_time
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.identity import Identity
@@ -130,6 +131,47 @@ def test_silent_members_of_the_routing_table_do_not_delay_rejoining_the_network(
         lost_at = asyncio.get_running_loop().time()
         await asyncio.sleep(100.0)
         assert dialled_at[0] - lost_at <= CHECK_S + 0.1
+        running.cancel()
+        await asyncio.wait((running,))
+
+    virtual_time.run(main())
+
+
+def test_seed_that_closes_the_connection_again_and_again_is_dialled_more_and_more_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    control, dialled_at, is_full = Control(), list[float](), True
+
+    async def connect(_host: object, _peer_id: str, _addrs: Sequence[str], _network_id: str) -> None:
+        dialled_at.append(asyncio.get_running_loop().time())
+        control.connections = {SEED: (SEED_ADDR,)}
+        if is_full:
+            asyncio.get_running_loop().call_later(1.0, control.connections.clear)
+
+    async def on_healed() -> None: ...
+
+    monkeypatch.setattr(partition_watch, "connect", connect)
+
+    async def main() -> None:
+        nonlocal is_full
+        host = Host(MagicMock(), cast("Any", control), MagicMock(), NODE)
+        given = GivenPeers([f"{SEED_ADDR}/p2p/{SEED}"], own_peer_id=NODE, listen=())
+        await given.look_up()
+        watch = PartitionWatch(host, cast("Any", Dht()), given, "test", on_healed)
+        control.connections = {SEED: (SEED_ADDR,)}
+        watch.begin([SEED], [])
+        running = asyncio.create_task(watch.run())
+        control.connections = {}
+        await asyncio.sleep(300.0)
+        pauses = [later - earlier for earlier, later in itertools.pairwise(dialled_at)]
+        assert pauses[:5] == pytest.approx([CHECK_S, 6.0, 12.0, 24.0, 48.0])
+        assert max(pauses) == pytest.approx(MAX_AGAIN_S)
+        is_full = False
+        await asyncio.sleep(100.0)
+        control.connections = {}
+        lost_at = asyncio.get_running_loop().time()
+        await asyncio.sleep(100.0)
+        assert dialled_at[-1] - lost_at <= CHECK_S + 0.1, "a seed that stays is watched closely again"
         running.cancel()
         await asyncio.wait((running,))
 

@@ -1,7 +1,7 @@
 """The best that a pipeline of processes can do on this machine, as one JSON line: the servers' own spans with a bare
 pipe between them.
 
-    python bare_pipeline.py MODEL_DIR THREADS NUM_TOKENS START:END...
+    python -m bench.bare_pipeline MODEL_DIR THREADS NUM_TOKENS START:END...
 
 Only one stage computes at a time, and its threads sleep between its steps as a server's do. What the swarm needs beyond
 this is its own: the event loops, the daemons, and the client.
@@ -12,11 +12,12 @@ from __future__ import annotations
 import contextlib
 import json
 import multiprocessing
-import os
 import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+
+from swarm_node.machine.lean_imports import let_threads_sleep
 
 NUM_WARM = 8
 
@@ -69,6 +70,6 @@ def main(directory: str, num_threads: int, num_tokens: int, spans: list[tuple[in
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    let_threads_sleep()
     each = [span.partition(":") for span in sys.argv[4:]]
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), [(int(start), int(end)) for start, _, end in each])

@@ -1,6 +1,6 @@
 """What transformers alone does with a model on this machine, as one JSON line: the yardstick of the serving bench.
 
-    python local_transformers.py MODEL_DIR THREADS NUM_TOKENS
+    python -m bench.local_transformers MODEL_DIR THREADS NUM_TOKENS
 
 Greedy `generate` of one prompt and of a batch of 16, each warm, and the time to the first token of two long prompts. A
 process of its own, so that it has the machine's cores and no allocator of ours.

@@ -33,10 +33,11 @@ NUM_THREADS = 2
 SPANS = ((0, 4), (4, 8), (8, 12))
 
 
-def alone(script: str, model: Path, *more: str) -> dict[str, float]:
-    path = Path(__file__).with_name(script)
-    command = [sys.executable, str(path), str(model), str(NUM_THREADS), str(NUM_TOKENS), *more]
-    figures: dict[str, float] = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+def alone(module: str, model: Path, *more: str) -> dict[str, float]:
+    command = [sys.executable, "-m", module, str(model), str(NUM_THREADS), str(NUM_TOKENS), *more]
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=tests, stdout=subprocess.PIPE, text=True, check=True)
+    figures: dict[str, float] = json.loads(done.stdout)
     return figures
 
 
@@ -70,8 +71,8 @@ def test_chain_of_three_beside_local_transformers(tmp_path: Path) -> None:
             await answer(client, 1000, num_tokens=8)
             for round_ in range(NUM_ROUNDS):
                 found = {
-                    "local": await asyncio.to_thread(alone, "local_transformers.py", model),
-                    "pipes": await asyncio.to_thread(alone, "bare_pipeline.py", model, *spans),
+                    "local": await asyncio.to_thread(alone, "bench.local_transformers", model),
+                    "pipes": await asyncio.to_thread(alone, "bench.bare_pipeline", model, *spans),
                     "swarm": await swarm(client, round_),
                 }
                 for who, rows in found.items():

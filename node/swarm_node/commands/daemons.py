@@ -5,7 +5,6 @@ Each locks the home, then runs a daemon until it is done or told to leave.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, imported, say_lookup
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, share_of_limit
-from swarm_node.machine.lean_imports import lean_imports
+from swarm_node.machine.lean_imports import lean_imports, let_threads_sleep
 from swarm_node.roles.run_entry import check_may_enter, have_expired
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM, RunId
@@ -67,8 +66,7 @@ def join(flags: Flags) -> int:
             remedy="ask the inviter for a new invitation, and check this machine's clock",
         )
     if config.model:
-        # otherwise torch's threads spin for milliseconds after each decoding step, on cores that other threads need
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        let_threads_sleep()
         say_lookup(config.model, emitter)
     idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
     role = "volunteer:VolunteerRole" if config.run or config.model else idle

@@ -22,6 +22,7 @@ from swarm_protocol.errors import ConfigError
 
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import size
+from swarm_node.machine.lean_imports import let_threads_sleep
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.storage.home import Home, JsonMemory
 
@@ -110,8 +111,7 @@ def kept_models(config: Config, home: Home, emitter: Emitter) -> Mapping[str, Ke
     }
     if kept:
         emitter.say("text stays here: servers get activations instead of tokens, but could compute the text from them")
-        # otherwise torch's threads spin for milliseconds after each step, on cores that other threads need
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        let_threads_sleep()
     return kept
 
 

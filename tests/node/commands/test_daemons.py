@@ -19,35 +19,45 @@ from swarm_node.commands import daemons
 from swarm_node.commands.command_options import Flags
 from swarm_node.commands.daemons import _check_work
 from swarm_node.events.emitter import Emitter
+from swarm_node.machine.lean_imports import SPINS
 from swarm_node.node import NodeRole
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
+THREAD_SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
 SEED = f"/ip4/127.0.0.1/tcp/4001/p2p/{Identity.generate().peer_id}"
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, "passive"), ("active", "active")])
-def test_join_that_serves_lets_threads_sleep_between_steps_unless_the_environment_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str | None, expected: str
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, ("passive", str(SPINS))),
+        ({"GOMP_SPINCOUNT": "7"}, ("passive", "7")),
+        ({"OMP_WAIT_POLICY": "active"}, ("active", None)),
+    ],
+)
+def test_join_that_serves_lets_threads_sleep_soon_after_a_step_unless_the_environment_says_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, str], expected: tuple[str, str | None]
 ) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", asked or "")
-    if asked is None:
-        monkeypatch.delenv("OMP_WAIT_POLICY")
+    without = {name: value for name, value in os.environ.items() if name not in THREAD_SETTINGS}
+    monkeypatch.setattr(os, "environ", without | asked)
     monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
     (tmp_path / "config.json").write_text("{}")
     flags = Flags(values={"home": str(tmp_path / "home"), "model": str(tmp_path)}, json=False, file=None)
     assert daemons.join(flags) == 0
-    assert os.environ["OMP_WAIT_POLICY"] == expected
+    assert tuple(map(os.environ.get, THREAD_SETTINGS)) == expected
 
 
 def test_join_that_does_not_serve_does_not_change_the_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "")
-    monkeypatch.delenv("OMP_WAIT_POLICY")
+    for name in THREAD_SETTINGS:
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
     monkeypatch.setattr(daemons, "live", lambda *_arguments, **_options: 0)
     assert daemons.join(Flags(values={"home": str(tmp_path / "home")}, json=False, file=None)) == 0
-    assert "OMP_WAIT_POLICY" not in os.environ
+    assert not any(name in os.environ for name in THREAD_SETTINGS)
 
 
 @pytest.fixture

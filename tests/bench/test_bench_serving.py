@@ -92,3 +92,34 @@ def test_chain_of_three_beside_local_transformers(tmp_path: Path) -> None:
     assert batch >= 5 * one
     # about as fast: 0.88 and 1.02 in two runs on a shared machine
     assert batch >= 0.8 * figures["local"]["batch_tokens_per_s"]
+
+
+def test_one_server_beside_local_transformers_and_with_threads_that_sleep_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = write_model(tmp_path / MODEL)
+    spans = [(SPANS[0][0], SPANS[-1][1])]
+    seen: dict[str, list[float]] = defaultdict(list)
+
+    async def main() -> None:
+        async with serving_fleet(tmp_path / "awake", model, spans, "--threads", str(NUM_THREADS)) as awake:
+            monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+            async with serving_fleet(tmp_path / "asleep", model, spans, "--threads", str(NUM_THREADS)) as asleep:
+                monkeypatch.delenv("OMP_WAIT_POLICY")
+                for round_ in range(NUM_ROUNDS):
+                    alone_now = await asyncio.to_thread(alone, "bench.local_transformers", model)
+                    seen["local"].append(alone_now["one_tokens_per_s"])
+                    for name, servers in (("asleep", asleep), ("awake", awake)):
+                        await answer(servers.client, 100 * round_, num_tokens=8)
+                        since = time.perf_counter()
+                        await answer(servers.client, 100 * round_ + 1)
+                        seen[name].append(NUM_TOKENS / (time.perf_counter() - since))
+
+    asyncio.run(main())
+    figures = {name: statistics.median(values) for name, values in seen.items()}
+    report = Report(f"one server, whose threads stay awake for a moment or sleep at once ({NUM_ROUNDS} rounds)")
+    for name, figure in figures.items():
+        report.row(name, one_tokens_per_s=figure, **{"/ local": figure / figures["local"]})
+    report.show()
+    assert figures["awake"] > figures["asleep"]
+    assert figures["awake"] >= 0.7 * figures["local"]

@@ -3,8 +3,8 @@
 `PartitionWatch.run` is a task. It notices that seeds are missing, or that this node is cut off, and dials them. So two
 groups that lost their common seed meet there again. A seed that is gone for good costs a dial every few seconds. The
 names of missing seeds are looked up again, since a seed may have moved. A seed that closes the connection again and
-again may be full, and is dialled more and more rarely. A second task checks the routing table, because
-a silent member takes seconds there, for which rejoining the network must not wait.
+again may be full, and is dialled more and more rarely. A second task checks the routing table, because a silent member
+takes seconds there, for which rejoining the network must not wait.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class PartitionWatch:
         trouble = ""
         while True:
             await asyncio.sleep(pause_s)
-            result: RejoinResult
+            result: RejoinResult = "cut off"
             try:
                 result = await self._rejoin()
                 trouble = ""
@@ -99,7 +99,6 @@ class PartitionWatch:
                 if error.message != trouble:
                     trouble = error.message
                     logger.warning("cannot watch over the connection to the network: %s", error)
-                result = "cut off"
             back_off_s = min(back_off_s * 2, MAX_PAUSE_S) if result == "cut off" else MIN_PAUSE_S
             pause_s = {"joined": CHECK_S, "found": again_s, "cut off": back_off_s}[result]
             if result != "cut off":

@@ -9,9 +9,10 @@ import errno
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, cast
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from swarm.network import partition_watch
@@ -65,6 +66,23 @@ class Dht:
         await asyncio.sleep(self._silent_s)
 
 
+@asynccontextmanager
+async def watching(
+    control: Control, on_healed: Callable[[], Awaitable[None]] | None = None, *, silent_s: float = 0.0
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Run the watch of a node that is connected to its seed."""
+    host = Host(MagicMock(), cast("Any", control), MagicMock(), NODE)
+    given = GivenPeers([f"{SEED_ADDR}/p2p/{SEED}"], own_peer_id=NODE, listen=())
+    await given.look_up()
+    watch = PartitionWatch(host, cast("Any", Dht(silent_s)), given, "test", on_healed or AsyncMock())
+    control.connections = {SEED: (SEED_ADDR,)}
+    watch.begin([SEED], [])
+    running = asyncio.create_task(watch.run())
+    yield running
+    running.cancel()
+    await asyncio.wait((running,))
+
+
 def test_lack_of_open_files_is_reported_once_and_the_seed_is_dialled_afterwards(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,26 +99,18 @@ def test_lack_of_open_files_is_reported_once_and_the_seed_is_dialled_afterwards(
     monkeypatch.setattr(partition_watch, "connect", connect)
 
     async def main() -> None:
-        host = Host(MagicMock(), cast("Any", control), MagicMock(), NODE)
-        given = GivenPeers([f"{SEED_ADDR}/p2p/{SEED}"], own_peer_id=NODE, listen=())
-        await given.look_up()
-        watch = PartitionWatch(host, cast("Any", Dht()), given, "test", on_healed)
-        control.connections = {SEED: (SEED_ADDR,)}
-        watch.begin([SEED], [])
-        running = asyncio.create_task(watch.run())
-        await asyncio.sleep(2 * CHECK_S)
-        assert not dialled
-        control.has_too_many_files = True
-        await asyncio.sleep(100.0)
-        control.connections = {}
-        control.has_too_many_files = False
-        await asyncio.sleep(2 * MAX_PAUSE_S)
-        assert not running.done()
-        assert dialled == [SEED]
-        assert healed == [True]
-        assert caplog.text.count("Too many open files") == 1
-        running.cancel()
-        await asyncio.wait((running,))
+        async with watching(control, on_healed) as running:
+            await asyncio.sleep(2 * CHECK_S)
+            assert not dialled
+            control.has_too_many_files = True
+            await asyncio.sleep(100.0)
+            control.connections = {}
+            control.has_too_many_files = False
+            await asyncio.sleep(2 * MAX_PAUSE_S)
+            assert not running.done()
+            assert dialled == [SEED]
+            assert healed == [True]
+            assert caplog.text.count("Too many open files") == 1
 
     virtual_time.run(main())
 
@@ -114,25 +124,15 @@ def test_silent_members_of_the_routing_table_do_not_delay_rejoining_the_network(
         dialled_at.append(asyncio.get_running_loop().time())
         control.connections = {SEED: (SEED_ADDR,)}
 
-    async def on_healed() -> None: ...
-
     monkeypatch.setattr(partition_watch, "connect", connect)
 
     async def main() -> None:
-        host = Host(MagicMock(), cast("Any", control), MagicMock(), NODE)
-        given = GivenPeers([f"{SEED_ADDR}/p2p/{SEED}"], own_peer_id=NODE, listen=())
-        await given.look_up()
-        watch = PartitionWatch(host, cast("Any", Dht(silent_s=100.0)), given, "test", on_healed)
-        control.connections = {SEED: (SEED_ADDR,)}
-        watch.begin([SEED], [])
-        running = asyncio.create_task(watch.run())
-        await asyncio.sleep(2 * CHECK_S)
-        control.connections = {}
-        lost_at = asyncio.get_running_loop().time()
-        await asyncio.sleep(100.0)
-        assert dialled_at[0] - lost_at <= CHECK_S + 0.1
-        running.cancel()
-        await asyncio.wait((running,))
+        async with watching(control, silent_s=100.0):
+            await asyncio.sleep(2 * CHECK_S)
+            control.connections = {}
+            lost_at = asyncio.get_running_loop().time()
+            await asyncio.sleep(100.0)
+            assert dialled_at[0] - lost_at <= CHECK_S + 0.1
 
     virtual_time.run(main())
 
@@ -148,31 +148,21 @@ def test_seed_that_closes_the_connection_again_and_again_is_dialled_more_and_mor
         if is_full:
             asyncio.get_running_loop().call_later(1.0, control.connections.clear)
 
-    async def on_healed() -> None: ...
-
     monkeypatch.setattr(partition_watch, "connect", connect)
 
     async def main() -> None:
         nonlocal is_full
-        host = Host(MagicMock(), cast("Any", control), MagicMock(), NODE)
-        given = GivenPeers([f"{SEED_ADDR}/p2p/{SEED}"], own_peer_id=NODE, listen=())
-        await given.look_up()
-        watch = PartitionWatch(host, cast("Any", Dht()), given, "test", on_healed)
-        control.connections = {SEED: (SEED_ADDR,)}
-        watch.begin([SEED], [])
-        running = asyncio.create_task(watch.run())
-        control.connections = {}
-        await asyncio.sleep(300.0)
-        pauses = [later - earlier for earlier, later in itertools.pairwise(dialled_at)]
-        assert pauses[:5] == pytest.approx([CHECK_S, 6.0, 12.0, 24.0, 48.0])
-        assert max(pauses) == pytest.approx(MAX_AGAIN_S)
-        is_full = False
-        await asyncio.sleep(100.0)
-        control.connections = {}
-        lost_at = asyncio.get_running_loop().time()
-        await asyncio.sleep(100.0)
-        assert dialled_at[-1] - lost_at <= CHECK_S + 0.1, "a seed that stays is watched closely again"
-        running.cancel()
-        await asyncio.wait((running,))
+        async with watching(control):
+            control.connections = {}
+            await asyncio.sleep(300.0)
+            pauses = [later - earlier for earlier, later in itertools.pairwise(dialled_at)]
+            assert pauses[:5] == pytest.approx([CHECK_S, 6.0, 12.0, 24.0, 48.0])
+            assert max(pauses) == pytest.approx(MAX_AGAIN_S)
+            is_full = False
+            await asyncio.sleep(100.0)
+            control.connections = {}
+            lost_at = asyncio.get_running_loop().time()
+            await asyncio.sleep(100.0)
+            assert dialled_at[-1] - lost_at <= CHECK_S + 0.1, "a seed that stays is watched closely again"
 
     virtual_time.run(main())

@@ -242,7 +242,8 @@ class PartStreams:
             self.heard(peer)
             check_frame(self.scheme.codec, data, num_values)
         except EndOfStream:
-            raise PeerViolation("it sent too little of its result", peer_id=peer) from None
+            # no violation: an owner gives up a member that it cannot reach for a moment, and ends its streams at last
+            raise PeerError("it ended its stream before its result was complete", peer_id=peer) from None
         except SwarmError as error:
             raise not_of_others(error, peer) from error
         except CodecError as error:

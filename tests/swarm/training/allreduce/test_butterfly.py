@@ -529,6 +529,26 @@ def test_part_is_taken_from_the_backup_when_the_owners_clock_is_wrong() -> None:
     in_ring([1] * 4, case)
 
 
+def test_part_is_taken_from_the_backup_when_its_owner_gave_up_handing_it_out() -> None:
+    """An owner does so if a member is cut off for some seconds, and must not be accused of a lie for it."""
+
+    async def case(ring: Ring) -> None:
+        async def give_up() -> None:
+            await asyncio.sleep(0.5)  # until its slices are with the backup
+            members[1].own.stop_delivery(ring.networks[0].peer_id)
+
+        struck = Struck("round.reduced", give_up)
+        members = [ring.member(index, failpoints=struck if index == 1 else no_failpoints) for index in range(4)]
+        async with asyncio.timeout(30):
+            reductions = [await each for each in await ring.start(members)]
+        assert struck.fired
+        assert all(each == reductions[1] for each in reductions)
+        assert members[0].is_from_backup(1)
+        assert not ring.failures
+
+    in_ring([1] * 4, case)
+
+
 def test_backup_makes_the_part_once_for_concurrent_requests_and_again_when_the_waiting_one_leaves() -> None:
     """A second stream for the same slices at the same time would look like a violation by the backup."""
 

@@ -32,11 +32,15 @@ MAX_SHOWN_CHARS = 120
 def resolve(flags: Mapping[str, Value], *, file: Path | None = None) -> Config:
     """Return the settings from `flags` (None: not given), the environment, and `file` or HOME/config.toml.
 
-    Raises ConfigError, which names the source at fault.
+    Raises UsageError, which names the source at fault: a supervisor does not start the daemon again.
     """
     given = {**_environment(), **_flags(flags)}
     named = str(file) if file else os.environ.get(CONFIG_FILE)
-    given = {**_from_file(Path(named) if named else _home(given) / "config.toml", is_named=bool(named)), **given}
+    path = Path(named) if named else _home(given) / "config.toml"
+    try:
+        given = {**_from_file(path, is_named=bool(named)), **given}
+    except ConfigError as error:
+        raise UsageError(error.message, remedy=error.remedy) from error
     values = {name: _parsed(name, each) for name, each in given.items()}
     return Config(**values, origins={name: each.origin for name, each in given.items()})
 
@@ -135,10 +139,11 @@ def _spelled(name: str, origin: str) -> str:
         return f"{origin} {example}"
     if origin.startswith(ENV_PREFIX):
         return f"{origin}={example}"
-    return f"{name} = {example}" if example.isdigit() or example == "true" else f'{name} = "{example}"'
+    value = example if example.isdigit() or example == "true" else f'"{example}"'
+    return f"{name} = [{value}]" if SETTINGS[name].many else f"{name} = {value}"
 
 
-def _unknown(what: str, name: str, known: Sequence[str], spelled: Callable[[str], str] = str) -> ConfigError:
+def _unknown(what: str, name: str, known: Sequence[str], spelled: Callable[[str], str] = str) -> UsageError:
     close = difflib.get_close_matches(name, known, n=1)
     remedy = f"did you mean {spelled(close[0])}?" if close else f"use one of {', '.join(map(spelled, known))}"
-    return ConfigError(f"unknown {what}", remedy=remedy)
+    return UsageError(f"unknown {what}", remedy=remedy)

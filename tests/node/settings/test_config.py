@@ -91,26 +91,26 @@ def test_resolve_lists_in_file_and_environment(tmp_path: Path) -> None:
 )
 def test_resolve_bad_file_names_file_and_fault(tmp_path: Path, toml: str, expected: str) -> None:
     (tmp_path / "config.toml").write_text(toml)
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UsageError) as error:
         resolve({"home": str(tmp_path)}, env={})
     assert expected in told(error)
     assert str(tmp_path / "config.toml") in told(error)
 
 
 def test_resolve_fails_when_a_named_file_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no config file"):
+    with pytest.raises(UsageError, match="there is no config file"):
         resolve({"home": str(tmp_path)}, env={}, file=tmp_path / "no.toml")
-    with pytest.raises(ConfigError, match="there is no config file"):
+    with pytest.raises(UsageError, match="there is no config file"):
         resolve({"home": str(tmp_path)}, env={"SWARM_CONFIG": str(tmp_path / "no.toml")})
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(UsageError, match="cannot read"):
         resolve({"home": str(tmp_path)}, env={}, file=tmp_path)
 
 
 def test_resolve_fails_when_the_default_file_cannot_be_read(tmp_path: Path) -> None:
     for name, why in (("n" * 300, "name too long"), ("n\0", "null byte")):
-        with pytest.raises(ConfigError, match=f"cannot read .*{why}"):
+        with pytest.raises(UsageError, match=f"cannot read .*{why}"):
             resolve({"home": str(tmp_path)}, env={}, file=tmp_path / name)
-    with pytest.raises(ConfigError, match=r"cannot read .*config\.toml: file name too long"):
+    with pytest.raises(UsageError, match=r"cannot read .*config\.toml: file name too long"):
         resolve({"home": str(tmp_path / ("n" * 300))}, env={})
 
 
@@ -121,7 +121,7 @@ def test_resolve_leaves_variables_in_other_case_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["SWARM_PEEERS", "SWARM_Peers"])
 def test_resolve_unknown_environment_variable_is_refused_with_a_suggestion(variable: str) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(UsageError) as error:
         resolve({}, env={variable: "x"})
     assert told(error) == f"unknown environment variable {variable} → did you mean SWARM_PEERS?"
 
@@ -251,12 +251,13 @@ def test_empty_variable_counts_as_unset_and_an_empty_list_in_the_file_as_none(tm
 
 
 def test_resolve_remedy_is_written_as_the_setting_was(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('drain_s = "soon"\n')
-    for flags, env, expected in (
-        ({"threads": "x"}, {}, "write --threads 4"),
-        ({}, {"SWARM_BLOCKS": "x"}, "write SWARM_BLOCKS=0:8"),
-        ({"home": str(tmp_path)}, {}, 'write drain_s = "30s"'),
+    for toml, flags, env, expected in (
+        ("", {"threads": "x"}, {}, "write --threads 4"),
+        ("", {}, {"SWARM_BLOCKS": "x"}, "write SWARM_BLOCKS=0:8"),
+        ('drain_s = "soon"', {"home": str(tmp_path)}, {}, 'write drain_s = "30s"'),
+        ('trusted_proxies = ["caddy"]', {"home": str(tmp_path)}, {}, 'write trusted_proxies = ["127.0.0.1"]'),
     ):
+        (tmp_path / "config.toml").write_text(toml)
         with pytest.raises(ConfigError) as error:
             resolve(flags, env=env)
         assert error.value.remedy == expected

@@ -159,8 +159,7 @@ class Lab:
         namespaces.configure(theirs, [f"link set {host} master {bridge} up"])
         up = ["link set eth0 up", f"addr add {address}/24 dev eth0", _default_route(gateway)]
         if address6:
-            gateway6 = f"{address6.rpartition(':')[0]}:1"
-            up += [f"addr add {address6}/64 dev eth0", f"route replace default via {gateway6}"]
+            up += [f"addr add {address6}/64 dev eth0", _default_route6(address6)]
         namespaces.configure(ours, up)
 
     # --- what happens on the internet ---------------------------------------------------------------------------------
@@ -188,7 +187,8 @@ class Lab:
         namespaces.configure(router, [f"link set {link} down" for link in links])
         namespaces.forget_connections(router)
         time.sleep(down_s)
-        namespaces.configure(router, [*(f"link set {link} up" for link in links), _default_route("")])
+        namespaces.configure(router, [f"link set {link} up" for link in links])
+        namespaces.configure(router, _outer_routes(ROUTERS[name]))
 
     def rewrite_ports(self, host: str) -> None:
         """Let the host's router forget its mappings, so that its NAT uses other ports from the next packets on."""
@@ -237,6 +237,18 @@ def address6(host: str) -> str:
         return f"{BACKBONE6}{PUBLIC[host]}"
     router = ROUTERS[HOME_ROUTER[host]]
     return f"{router.lan6}{router.hosts[host]}" if router.lan6 else ""
+
+
+def _outer_routes(router: Router) -> list[str]:
+    """Return the commands that restore what a router loses when its outer interface is down."""
+    routes = [_default_route(f"{ROUTERS[router.behind].lan}.1" if router.behind else "")]
+    if router.outer6:
+        routes += [f"addr replace {router.outer6}/64 dev eth0", _default_route6(router.outer6)]
+    return routes
+
+
+def _default_route6(address6: str) -> str:
+    return f"route replace default via {address6.rpartition(':')[0]}:1"
 
 
 def _default_route(gateway: str) -> str:

@@ -8,12 +8,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from internet import namespaces
 from internet.lab import BACKBONE, HOSTS, PORT, Lab, address6, remove_abandoned
 from internet.lab_nodes import LabNodes
 from internet.paths import PairMeter
+from support.node_process import wait_until
 
 pytestmark = [pytest.mark.internet, pytest.mark.quick]
 
@@ -118,6 +120,22 @@ def test_connection_is_dead_after_its_router_rebooted_or_moved_and_new_ones_work
             assert not exchange(theirs, ours)
     assert (lab.address("home1") == before) == (change == "reboot")
     assert seen_from(lab, "home1", "open2")[0] == lab.address("home1")
+
+
+@pytest.mark.parametrize("host", ["home1", "cgn1"])
+def test_router_that_rebooted_routes_both_versions_again(lab: Lab, host: str) -> None:
+    lab.reboot_router(host, down_s=0.1)
+    with listening(lab, "open1"), listening(lab, "open1", family=socket.AF_INET6):
+        for address in (lab.address("open1"), address6("open1")):
+            wait_until(partial(reaches, lab, host, address), f"{host} does not reach {address}", timeout_s=20)
+
+
+def reaches(lab: Lab, host: str, address: str) -> bool:
+    try:
+        dial(lab, host, address).close()
+    except TimeoutError:  # an interface that has just come up loses packets for a moment
+        return False
+    return True
 
 
 def test_router_forgets_a_silent_connection_after_its_time(lab: Lab) -> None:

@@ -12,6 +12,7 @@ from internet.lab import address6
 from internet.lab_nodes import LISTEN_BOTH, LabNodes
 from internet.pairs import MAX_DIRECT_S, MAX_SEED_SHARE
 from internet.paths import PairMeter
+from support.node_process import wait_until
 
 pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
 
@@ -68,3 +69,19 @@ def test_host_without_ip4_reaches_dual_hosts_directly_and_ip4_only_hosts_over_a_
     assert told["failures"] == []
     assert told["num"] > 1
     assert (direct_s is not None) == is_direct
+
+
+def test_public_hosts_without_a_common_version_reach_each_other_over_a_relay(nodes: LabNodes) -> None:
+    for lacking, version in (("open1", 6), ("open2", 4)):
+        namespaces.run(*f"ip -{version} -n {nodes.lab.namespace(lacking)} addr flush dev eth0".split())
+    seed = nodes.seed(listen=LISTEN_BOTH)
+    [by_ip6] = nodes.talkers("open2", peers=seed.public6, listen=("--listen", "/ip6/::/tcp/{port}"))
+    [by_ip4] = nodes.talkers("open1", peers=seed.public)
+
+    def is_public() -> bool:
+        return any(address6("open2") in addr for addr in by_ip6.tell("addrs").result())
+
+    wait_until(is_public, "peers do not confirm the address of the host with IPv6", timeout_s=60)
+    for caller, called in ((by_ip4, by_ip6), (by_ip6, by_ip4)):
+        told = caller.tell("call", peer=called.peer_id, num=3, pause_s=0.1, num_bytes=100).result()
+        assert told["failures"] == []

@@ -142,7 +142,7 @@ class DirectPaths:
         announce."""
         if self._is_auto:
             is_local = all(map(is_loopback, (*self._given, *self._met())))
-            self._reservations.wanted = not (self.own.is_open or is_local)
+            self._reservations.wanted = self.own.needs_relays and not is_local
             self._relay.serves = self.own.is_open and self.may_relay
         if self.own.direct != self._direct:
             self._direct = self.own.direct

@@ -193,6 +193,11 @@ class OwnAddresses:
         sources = source_addresses()
         return [addr for addr in of_version(6, self.daemons) if str(ip_of(addr)) in sources and not is_private(addr)]
 
+    @property
+    def needs_relays(self) -> bool:
+        """Return whether some peers can reach this node only through a relay: all of them, or those with IPv4 alone."""
+        return not self.is_open or self._first_version != 4
+
     def to_announce(self) -> tuple[str, ...]:
         """Return the addresses to announce, direct and relayed ones."""
         return to_announce(self.direct, self._relayed())

@@ -63,7 +63,8 @@ def test_relay_is_announced_while_it_holds_a_reservation(tmp_path: Path) -> None
         relays, told = Relays(), list[tuple[str, ...]]()
         here = paths(tmp_path, connected={})
         here._reservations, here._tell = relays, told.append  # type: ignore[assignment]
-        here.own = SimpleNamespace(is_open=False, direct=(), to_announce=lambda: relays.addrs)  # type: ignore[assignment]
+        own = SimpleNamespace(is_open=False, needs_relays=True, direct=(), to_announce=lambda: relays.addrs)
+        here.own = own  # type: ignore[assignment]
         here._relay = SimpleNamespace(serves=False)  # type: ignore[assignment]
         following = asyncio.create_task(here.follow_relays())
         for addrs in ((FAR,), (FAR, LAN), ()):

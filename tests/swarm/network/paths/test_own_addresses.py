@@ -240,6 +240,24 @@ def test_peers_of_each_ip_version_decide_what_is_announced_of_that_version(
     run(case, own=(HERE, NAT, LAN, IP6), num_peers=4)
 
 
+@pytest.mark.parametrize("listens_by_ip4", [True, False])
+def test_public_host_needs_relays_only_if_it_listens_by_ip6_alone(
+    monkeypatch: pytest.MonkeyPatch, listens_by_ip4: bool
+) -> None:
+    """Peers with IPv4 alone cannot dial it, and it cannot dial those of them that need no relay themselves."""
+    let_in(monkeypatch, NAT, IP6)
+
+    async def case(world: World) -> None:
+        two_versions(world, monkeypatch, by_ip4=4 if listens_by_ip4 else 0)
+        if not listens_by_ip4:
+            world.own._listen_endpoints, world.own._first_version = {6: world.own._listen_endpoints[6]}, 6
+        await world.measure()
+        assert world.own.is_open, "it can relay for others"
+        assert world.own.needs_relays is not listens_by_ip4
+
+    run(case, own=(HERE, NAT, LAN, IP6), num_peers=4)
+
+
 def test_unconfirmed_ip6_address_is_sent_only_to_peers_that_the_firewall_lets_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
 
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
@@ -24,6 +24,10 @@ from swarm.serving.session.session_actions import AvoidPeer, FailureCause
 from swarm.trust.reputation import Reputation
 
 FIRST_BACKOFF_S = 1.0
+SILENT_BACKOFF_S = 15.0
+"""The first backoff of a server that has fallen silent. If it is cut off, it stays listed for a minute, and each answer
+that begins with it waits `session_state.OPEN_S`."""
+
 MAX_BACKOFF_S = 60.0
 VIOLATION_BACKOFF_S = 3600.0
 """Seconds for which this client does not ask a server again that broke the protocol."""
@@ -237,7 +241,8 @@ class PeerHealth:
         has left."""
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
-        backoff_s = failures.backoff_s = min(MAX_BACKOFF_S, 2 * failures.backoff_s)
+        first_s = SILENT_BACKOFF_S if isinstance(error, PeerTimeout) else FIRST_BACKOFF_S
+        backoff_s = failures.backoff_s = min(MAX_BACKOFF_S, max(first_s, 2 * failures.backoff_s))
         rest_s = min(REST_S, backoff_s)
         if isinstance(error, PeerViolation):
             backoff_s = rest_s = VIOLATION_BACKOFF_S

@@ -12,12 +12,14 @@ from swarm.serving.session.peer_health import (
     MAX_BACKOFF_S,
     MAX_PEERS,
     REST_S,
+    SILENT_BACKOFF_S,
     VIOLATION_BACKOFF_S,
     PeerHealth,
 )
 from swarm.serving.session.session_actions import AvoidPeer, FailureCause
+from swarm.serving.session.session_state import OPEN_S
 from swarm.testing import virtual_time
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 
 
 def membership() -> MagicMock:
@@ -51,9 +53,21 @@ def test_failing_peer_is_avoided_twice_as_long_each_time_up_to_a_bound() -> None
     async def scenario(health: PeerHealth) -> None:
         times = []
         for _ in range(8):
-            health.failed("a", PeerTimeout("late"))
+            health.failed("a", PeerUnreachable("gone"))
             times.append(await avoided_s(health))
         assert times == [1, 2, 4, 8, 16, 32, MAX_BACKOFF_S, MAX_BACKOFF_S]
+
+    run(scenario)
+
+
+def test_silent_peer_is_avoided_for_longer_than_an_answer_would_wait_for_it() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        times = []
+        for _ in range(4):
+            health.failed("a", PeerTimeout("silent"))
+            times.append(await avoided_s(health))
+        assert times[0] > OPEN_S
+        assert times == [SILENT_BACKOFF_S, 2 * SILENT_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
     run(scenario)
 
@@ -78,7 +92,7 @@ def test_failing_peer_is_barred_for_two_seconds_at_most() -> None:
     async def scenario(health: PeerHealth) -> None:
         times = []
         for _ in range(8):
-            health.failed("a", PeerTimeout("late"))
+            health.failed("a", PeerUnreachable("gone"))
             times.append(await barred_s(health))
         assert times == [1, *[REST_S] * 7]
 
@@ -108,7 +122,7 @@ def test_success_clears_failures() -> None:
             health.failed("a", PeerTimeout("late"))
         health.worked("a")
         assert not is_avoided(health)
-        health.failed("a", PeerTimeout("late"))
+        health.failed("a", PeerUnreachable("gone"))
         assert await avoided_s(health) == 1
 
     run(scenario)

@@ -25,6 +25,7 @@ from bench.local_transformers import BATCH, LONG_PROMPTS
 from bench.report import Report
 from support.serving_fleet import serving_fleet
 from swarm.client import AsyncClient
+from swarm.serving.server.deployment import CHOOSE_SOON_S
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 
@@ -68,6 +69,7 @@ def test_chain_of_three_beside_local_transformers(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving_fleet(tmp_path, model, SPANS, "--threads", str(NUM_THREADS)) as servers:
             client = servers.client
+            await asyncio.sleep(CHOOSE_SOON_S)  # they chose their threads first while the others loaded
             await answer(client, 1000, num_tokens=8)
             for round_ in range(NUM_ROUNDS):
                 found = {
@@ -106,6 +108,7 @@ def test_one_server_beside_local_transformers_and_with_threads_that_sleep_at_onc
             monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
             async with serving_fleet(tmp_path / "asleep", model, spans, "--threads", str(NUM_THREADS)) as asleep:
                 monkeypatch.delenv("OMP_WAIT_POLICY")
+                await asyncio.sleep(CHOOSE_SOON_S)
                 for round_ in range(NUM_ROUNDS):
                     alone_now = await asyncio.to_thread(alone, "bench.local_transformers", model)
                     seen["local"].append(alone_now["one_tokens_per_s"])

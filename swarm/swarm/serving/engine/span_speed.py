@@ -25,10 +25,6 @@ PREFILL_TOKENS = 64
 NUM_STEPS = 7
 NUM_STEPS_AGAIN = 2
 
-CHOOSE_EVERY = 60
-"""The first of so many measurements of an idle span also chooses the numbers of threads again: they may have been
-chosen while the machine was busy, as when several servers load at once."""
-
 WINDOW_PASSES = 64
 
 MEASURED_PASSES = 16

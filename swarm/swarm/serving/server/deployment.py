@@ -6,6 +6,8 @@ A server replaces its deployment when it moves.
 from __future__ import annotations
 
 import asyncio
+import logging
+import random
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields
@@ -15,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.manifest_messages import PublishedManifest
 from swarm_protocol.serving_messages import FilesResponse
 
@@ -23,7 +25,6 @@ from swarm.heap import give_back
 from swarm.network.interface import FailpointHook, no_failpoints
 from swarm.serving.engine.engine import Engine, EngineOptions
 from swarm.serving.engine.span_speed import (
-    CHOOSE_EVERY,
     NUM_STEPS_AGAIN,
     PREFILL_TOKENS,
     SpanSpeed,
@@ -41,6 +42,14 @@ from swarm.serving.model.shape import check_span
 from swarm.serving.model.span import STEPS, Span
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.model.weights import needed_shards
+
+logger = logging.getLogger(__name__)
+
+CHOOSE_SOON_S = 20.0
+"""Maximum seconds from loading until the numbers of threads are chosen again: they may have been chosen while the
+machine was busy, as when several servers load at once. The moment is random, so that these do not measure together."""
+CHOOSE_LATER_S = 600.0
+"""Maximum seconds until each further choice."""
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
@@ -172,8 +181,7 @@ class Deployment:
         self.loaded = loaded
         self.options = options
         self.engine = Engine(loaded.span, pool, options, revision=loaded.revision, speed=loaded.speed, thread=thread)
-        self._running: asyncio.Task[None] | None = None
-        self._num_measured = 0
+        self._running: list[asyncio.Task[None]] = []
 
     @classmethod
     async def load(cls, model_dir: Path, start: int, end: int, options: ServerOptions) -> Deployment:
@@ -202,28 +210,42 @@ class Deployment:
 
     async def measure_again(self) -> None:
         """Measure the span again while it is idle: a server that seems slow gets few requests, and so observes little.
-        The first time, and then every CHOOSE_EVERY times, also choose the numbers of threads again.
 
         Steps that arrive meanwhile wait for a few short passes.
         """
         assert self.engine.observed is not None
         span = self.loaded.span
         trials = StepTrials(span)
-        if self._num_measured % CHOOSE_EVERY == 0 and span.device.type == "cpu":
-            await self._choose_threads(trials)
-        self._num_measured += 1
         decode_ms = await self.engine.in_thread(partial(trials.step_ms, num_steps=NUM_STEPS_AGAIN), 1)
         prefill_ms = min([await self.engine.in_thread(trials.prefill_ms) for _ in range(NUM_STEPS_AGAIN)])
         num_blocks = span.end - span.start
         self.engine.observed.measured_again(decode_ms / num_blocks, prefill_ms / PREFILL_TOKENS / num_blocks)
 
-    async def _choose_threads(self, trials: StepTrials) -> None:
+    async def _keep_choosing(self) -> None:
+        """Choose the numbers of threads again soon, and then seldom."""
+        longest_s = CHOOSE_SOON_S
+        while True:
+            await asyncio.sleep(random.uniform(0.2, 1) * longest_s)
+            try:
+                if await self._choose_threads():
+                    longest_s = CHOOSE_LATER_S
+            except (SwarmError, RuntimeError, MemoryError) as error:
+                logger.warning("could not choose the number of threads again: %s", error)
+
+    async def _choose_threads(self) -> bool:
+        """Choose the numbers of threads again, unless there is a session, and return whether that was done. The first
+        step of a session that is opened meanwhile waits for NUM_STEPS_AGAIN steps."""
         span = self.loaded.span
+        trials = StepTrials(span)
         for num_rows in STEPS:
-            counts = thread_counts_near(span.step_threads[num_rows], span.num_threads)
+            counts, times_ms = thread_counts_near(span.step_threads[num_rows], span.num_threads), dict[int, float]()
             trial = partial(trials.step_ms, num_rows, num_steps=NUM_STEPS_AGAIN)
-            times_ms = {count: await self.engine.in_thread(trial, count) for count in counts}
+            for count in counts:
+                if self.engine.num_sequences:
+                    return False
+                times_ms[count] = await self.engine.in_thread(trial, count)
             span.step_threads[num_rows] = worthwhile(times_ms.__getitem__, counts)
+        return True
 
     @property
     def blocks(self) -> tuple[int, int]:
@@ -231,14 +253,17 @@ class Deployment:
 
     def start(self, tasks: asyncio.TaskGroup) -> None:
         """Run the engine as a task of the group. A defect of the engine ends the group."""
-        self._running = tasks.create_task(self.engine.run(), name="engine")
+        self._running = [tasks.create_task(self.engine.run(), name="engine")]
+        if self.loaded.span.device.type == "cpu" and self.loaded.span.num_threads > 1:
+            self._running.append(tasks.create_task(self._keep_choosing(), name="choose threads"))
 
     async def close(self) -> None:
         """End its sequences and wait for the running pass. A second call does nothing. If the wait is cancelled, the
         pass still ends by itself."""
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.wait({self._running})
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
         await asyncio.get_running_loop().run_in_executor(None, partial(self.engine.close, wait=True))
 
 

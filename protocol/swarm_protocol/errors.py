@@ -78,7 +78,8 @@ class PeerTimeout(PeerError):
 class PeerRefused(PeerError):
     """The peer is healthy but will not do this now. A `retry_after_s` of 0 means: do not ask again.
 
-    `lacks_room`: it has no room for a sequence, or for more of one, and without `retry_after_s` never has for as much.
+    `lacks_room`: it has no room for a sequence, for more of one, or for a call, and without `retry_after_s` never has
+    for as much.
     """
 
     code = "refused"

@@ -32,6 +32,7 @@ from swarm_protocol.rows import TOKENS
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
 from torch import Tensor
 
+from swarm.client.request import ContextExceeded
 from swarm.network.interface import EndOfStream, Network
 from swarm.network.membership import Membership
 from swarm.router.routing import Hop, NoChain
@@ -72,6 +73,7 @@ class CallRouteFinder:
         self._health = health
         self._salt = salt
         self._failed: set[str] = set()
+        self._too_small: dict[str, PeerRefused] = {}
         self._num_failures = 0
         self._last: SwarmError | None = None
         self._is_patient = is_patient
@@ -80,7 +82,8 @@ class CallRouteFinder:
     async def find(self, start: int, end: int) -> list[Hop]:
         """Return the cheapest chain over `[start, end)` from servers that have not refused this call.
 
-        Raises NoChain, or the error of the last server that refused or failed.
+        Raises NoChain, the error of the last server that refused or failed, or ContextExceeded if the call is too large
+        for every server of some blocks.
         """
         time = asyncio.get_running_loop().time
         give_up_at_s = time() + self._left_s
@@ -90,15 +93,24 @@ class CallRouteFinder:
             self._left_s = give_up_at_s - time()
             is_last = self._left_s <= 0
             avoided = set(context.avoid) - self._health.unproven
-            barred = self._failed.union(avoided if is_last else context.barred)
+            barred = self._failed.union(self._too_small, avoided if is_last else context.barred)
             try:
                 return self._known.find_chain(start, end, replace(context, barred=barred))
-            except NoChain:
+            except NoChain as error:
+                self._check_size(error)
                 can_wait = self._is_patient or isinstance(self._last, PeerRefused)
                 if is_last or (looked_up and not can_wait):
                     raise
                 await self._wait(self._left_s)
                 looked_up = True
+
+    def _check_size(self, error: NoChain) -> None:
+        """Raise ContextExceeded if the call is too large for every server of some missing blocks."""
+        for span in error.missing:
+            peers = self._known.peers_of(*span)
+            if peers and peers <= self._too_small.keys():
+                refusal = self._too_small[min(peers)]
+                raise ContextExceeded(refusal.message, remedy=refusal.remedy, field="prompt") from refusal
 
     async def _wait(self, left_s: float) -> None:
         """Wait until another search may find more. Raises the last error if waiting does not help."""
@@ -121,6 +133,9 @@ class CallRouteFinder:
         # a refusal of this call says nothing about other calls, and a server that could not be reached may come back
         if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
             self._health.failed(peer_id, error)
+        elif isinstance(error, PeerRefused) and error.lacks_room and not error.retry_after_s:
+            self._too_small[peer_id] = error
+            error = self._last or error  # another server may only be busy
         else:
             self._failed.add(peer_id)
         self._last = error
@@ -226,8 +241,8 @@ class RemoteBlocks:
         """Run float32 `x` [B, T, H], or token ids [B, T] for the first block. Return float32 [B, T, C], and the part of
         each server.
 
-        Raises NoChain if no server has some block, the errors with which servers refuse or fail, and ConfigError for
-        numbers that are not finite.
+        Raises NoChain if no server has some block, the errors with which servers refuse or fail, ContextExceeded for a
+        call that is too large for all servers of a block, and ConfigError for numbers that are not finite.
         """
         return await self._forward(self._search(), x, start, end)
 

@@ -304,7 +304,8 @@ def checked(assets: ModelAssets, token_ids: Sequence[int], *, field: str = "prom
 
 
 class ContextExceeded(ConfigError):
-    """A text, or a prompt with its answer, has more tokens than the model's context: clients may shorten it."""
+    """A text, or a prompt with its answer, has more tokens than the model's context, or than every server computes in
+    one call: clients may shorten it."""
 
 
 def check_fits(assets: ModelAssets, num_tokens: int) -> None:

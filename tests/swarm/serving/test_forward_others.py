@@ -14,12 +14,13 @@ from unittest.mock import patch
 import pytest
 import torch
 from swarm.client.remote_blocks import PATIENCE_S
+from swarm.client.request import ContextExceeded
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.serving.server import forward_server
-from swarm.serving.server.forward_call import PIECE_MS, ForwardPace
+from swarm.serving.server.forward_call import MAX_PIECE_MS, PIECE_MS, ForwardPace
 from swarm.testing import virtual_time
-from swarm_protocol.errors import ConfigError, PeerRefused, SwarmError
+from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
 from swarm_protocol.rows import Rows
 from swarm_protocol.serving_messages import TensorPiece
 
@@ -88,11 +89,42 @@ def test_call_is_retried_at_a_busy_server_and_not_when_it_is_too_large(boxes: An
             assert torch.equal(asked.result(), expected)
             assert clock() - since_s < 5
             server.calls.room._max_bytes = 100
-            with pytest.raises(PeerRefused, match="a client may have 50"):
+            with pytest.raises(ContextExceeded, match="a client may have 50"):
+                await swarm.client.forward(x, model="tiny")
+            server.calls._paces[server.calls._current()] = ForwardPace(MAX_PIECE_MS)
+            with pytest.raises(ContextExceeded, match="a block takes 12000 ms for 12 positions here"):
                 await swarm.client.forward(x, model="tiny")
             assert clock() - since_s < 6
             # other clients are not delayed by it
             assert len(await swarm.tokens()) == len(swarm.expected())
+
+    virtual_time.run(scenario())
+
+
+def test_call_that_is_too_large_for_one_server_waits_for_another_and_asks_the_first_once(
+    boxes: Any, llama_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 2) as swarm:
+            x = await swarm.client.embed(TOKENS, model="tiny")
+            expected = await swarm.client.forward(x, model="tiny")
+            small, busy = swarm.servers.values()
+            small.calls.room._max_bytes = 100
+            async with asyncio.TaskGroup() as tasks:
+                with (
+                    contextlib.ExitStack() as taken,
+                    caplog.at_level(logging.INFO, logger="swarm.client.remote_blocks"),
+                ):
+                    for _ in range(4):
+                        taken.enter_context(busy.calls.room.reserved(swarm.network.peer_id, 1))
+                    asked = tasks.create_task(swarm.client.forward(x, model="tiny"))
+                    await asyncio.sleep(5)
+            assert torch.equal(asked.result(), expected)
+            assert caplog.text.count("no room for another call") > 2
+            assert caplog.text.count("a client may have 50 here") == 1
+            swarm.internet.crash(swarm.who["s1"])
+            with pytest.raises(SessionError):  # it may come back
+                await swarm.client.forward(x, model="tiny")
 
     virtual_time.run(scenario())
 

@@ -272,7 +272,7 @@ def test_text_that_no_server_has_memory_for_is_refused_as_too_long(
 
             async def check(most_bytes: int, ask: Callable[[list[int]], Any]) -> None:
                 calls.room = ForwardAdmission(max_bytes=2 * most_bytes)
-                with pytest.raises(PeerRefused, match="a client may have"):
+                with pytest.raises(ContextExceeded, match="a client may have"):
                     await ask([65] * 33)
                 monkeypatch.setattr(tensor_calls, "MAX_CALL_BYTES", most_bytes)
                 await ask([65] * 32)

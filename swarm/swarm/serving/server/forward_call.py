@@ -70,6 +70,7 @@ def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, po
         raise PeerRefused(
             f"a block takes {block_ms:.0f} ms for {num_positions} positions here, and others would wait for it",
             remedy="use shorter sequences",
+            lacks_room=True,
         )
     num_blocks = end - start
     num_fitting = PIECE_MS / block_ms

@@ -78,6 +78,7 @@ class ForwardAdmission:
             raise PeerRefused(
                 f"the call takes {num_bytes} bytes, and a client may have {most} here",
                 remedy="use fewer or shorter sequences, or no logits",
+                lacks_room=True,
             )
         own = [taken for peer_id, taken in self._calls if peer_id == client]
         if len(own) >= self._max_client_calls or sum(own) + num_bytes > most:

@@ -88,7 +88,7 @@ def test_room_is_shared_and_freed() -> None:
     room = ForwardAdmission(max_bytes=100, max_calls=3, max_client_calls=2)
     with pytest.raises(PeerRefused, match="51 bytes") as refused, room.reserved("a", 51):
         pass
-    assert refused.value.retry_after_s == 0
+    assert (refused.value.retry_after_s, refused.value.lacks_room) == (0, True)
     with room.reserved("a", 30):
         with pytest.raises(PeerRefused, match="of yours") as refused, room.reserved("a", 30):
             pass

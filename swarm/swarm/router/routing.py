@@ -269,7 +269,7 @@ def _no_chain(
         cause, remedy = "their servers just failed", "try again in a moment"
     else:
         cause, remedy = (
-            f"no server has cache room for {context.max_tokens} tokens",
+            f"no server has room for {context.max_tokens} tokens",
             "try again later, or with fewer tokens",
         )
     return NoChain(f"blocks {format_spans(missing)} are not available: {cause}", remedy=remedy, missing=missing)

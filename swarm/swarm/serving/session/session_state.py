@@ -47,8 +47,11 @@ LEAVE_RETRY_S = 3.0
 """Seconds between searches for a replacement of a leaving server that still answers."""
 
 MAX_FAILURES = 16
-"""Maximum server failures per request or call. A request that exceeds it is assumed to be the cause. Once
-the session is open, a lack of room counts for its server only: all servers may be full until the patience ends."""
+"""Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
+
+MAX_REFUSALS = 64
+"""Maximum refusals of one server that has no room for a session to go on. They are no failures: all servers may be full
+until the patience ends, and each may be asked twice a second."""
 
 BAD_ROWS_FAILURES = 4
 """Number of failures that count when all positions are run again because some server sent bad rows: it is as much
@@ -96,7 +99,7 @@ class SessionState:
 
     def _begin_token(self) -> None:
         self._num_failed, self._are_unreachable, self._failed_peer = 0, True, ""
-        self._num_without_room = Counter[str]()
+        self._num_refused = Counter[str]()
 
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
         if repair not in self.repairs:
@@ -306,8 +309,8 @@ class SessionState:
         repair = self._repair_with(stage)
         if self.error is not None or (repair is None and stage not in self.stages):
             return
-        if self._has_opened and isinstance(error, PeerRefused) and error.lacks_room:
-            self._num_without_room[stage.peer_id] += 1
+        if repair is not None and self._has_opened and isinstance(error, PeerRefused) and error.lacks_room:
+            self._num_refused[stage.peer_id] += 1
         else:
             self._num_failed += 1
         self._are_unreachable = self._are_unreachable and isinstance(error, PeerUnreachable)
@@ -318,7 +321,7 @@ class SessionState:
             self._replace(stage, error, now_s)
             if cause is FailureCause.REPORTED and isinstance(error, SessionError) and stage.start:
                 self._doubt_rows(stage, error, now_s)
-        if max(self._num_failed, self._num_without_room[stage.peer_id]) > MAX_FAILURES:
+        if self._num_failed > MAX_FAILURES or self._num_refused[stage.peer_id] > MAX_REFUSALS:
             what = (
                 "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
             )

@@ -710,7 +710,7 @@ def test_session_refused_for_lack_of_room_does_not_keep_a_smaller_one_from_the_s
                 server.room_tokens = 100
             for _ in range(2):
                 async with w.session() as session:
-                    with pytest.raises(NoChain, match="no server has cache room for 200 tokens"):
+                    with pytest.raises(NoChain, match="no server has room for 200 tokens"):
                         await generate(session)
             async with w.session(max_tokens=100) as session:
                 assert await generate(session) == EXPECTED

@@ -3,8 +3,9 @@ the engine and the grammars."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Protocol
+import sys
+from collections.abc import Collection, Iterator
+from typing import Protocol, TypeVar
 
 from swarm_protocol.errors import PeerRefused
 
@@ -16,13 +17,23 @@ WAIT_S = 2 * RETRY_AFTER_S
 
 
 class Held(Protocol):
-    """A part of the server that a client uses: a sequence with its pages, or the place of a grammar, as one page."""
+    """A sequence of a client, with its pages and perhaps the place of a grammar. `since_s` and `idle_since_s` are times
+    of the loop's clock."""
 
-    @property
-    def client(self) -> str: ...
+    client: str
+    since_s: float
+    idle_since_s: float
 
     @property
     def num_pages(self) -> int: ...
+
+    @property
+    def is_idle(self) -> bool: ...
+
+    def evict(self, *, lacks_room: bool) -> None: ...
+
+
+H = TypeVar("H", bound=Held)
 
 
 class PeerShares:
@@ -32,15 +43,25 @@ class PeerShares:
     room, a peer may open no session beyond half of the sessions or half of the pages, except that each may have one
     session of any size that fits. Answers take seconds, so room is soon free. But an answer may grow for minutes: while
     another peer waits, no session grows if its peer then holds over half. And a peer may keep sessions open on purpose:
-    the engine ends old ones beyond half.
+    where another one needs room, `evictable` names those to end.
     A peer is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
     """
 
-    def __init__(self, max_sequences: int, num_pages: int, *, what: str = "sessions", lacks_room: bool = True) -> None:
+    def __init__(
+        self,
+        max_sequences: int,
+        num_pages: int = sys.maxsize,
+        *,
+        what: str = "sessions",
+        lacks_room: bool = True,
+        evict_idle_s: float = 10.0,
+        evict_old_s: float = 60.0,
+    ) -> None:
         """`what` names what is shared in a refusal. `lacks_room` is False for all but the cache of keys and values: an
         answer that lacks room for these ends early."""
         self.max_sequences = max_sequences
         self._num_pages = num_pages
+        self._evict_idle_s, self._evict_old_s = evict_idle_s, evict_old_s
         self._what = what
         self._lacks_room = lacks_room
         self._waiting = ""
@@ -109,6 +130,25 @@ class PeerShares:
         """Note that a client was refused for lack of room. If it holds nothing, it counts as waiting."""
         if all(sequence.client != client for sequence in held):
             self._waiting, self._waits_until_s = client, now_s + WAIT_S
+
+    def evictable(self, client: str, num_pages: int, held: Collection[H], *, now_s: float) -> Iterator[H]:
+        """Yield the sequences to end for a client that needs `num_pages` more: those of others that have been idle for
+        long, the longest idle first; then old ones of a peer beyond half of the server, if the client then has at most
+        half."""
+        others = [sequence for sequence in held if sequence.client != client]
+        idle = [each for each in others if each.is_idle and now_s - each.idle_since_s >= self._evict_idle_s]
+        yield from sorted(idle, key=lambda sequence: sequence.idle_since_s)
+        left = dict.fromkeys(each for each in held if each not in idle)
+        if self.is_over_half(client, num_pages, left):
+            return
+        for sequence in others:
+            if (
+                sequence in left
+                and now_s - sequence.since_s >= self._evict_old_s
+                and self.is_over_half(sequence.client, 0, left)
+            ):
+                del left[sequence]
+                yield sequence
 
     def _others_wait(self, client: str, now_s: float) -> bool:
         return self._waiting != client and now_s < self._waits_until_s

@@ -8,7 +8,7 @@ runs in the thread, one piece after another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -23,7 +23,7 @@ from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutp
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.batch import SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault
-from swarm.serving.peer_shares import RETRY_AFTER_S, PeerShares
+from swarm.serving.peer_shares import PeerShares
 from swarm.serving.wire.page_keys import KEY_BYTES
 
 T = TypeVar("T")
@@ -85,9 +85,13 @@ class Engine:
         self.num_tokens = 0
         self.num_passes = 0
         self._revision = revision
-        self._evict_idle_s, self._evict_old_s = options.evict_idle_s, options.evict_old_s
         self._on_step = options.on_step
-        self._shares = PeerShares(options.max_sessions, pool.num_pages)
+        self._shares = PeerShares(
+            options.max_sessions,
+            pool.num_pages,
+            evict_idle_s=options.evict_idle_s,
+            evict_old_s=options.evict_old_s,
+        )
         self._cost = StepCost(
             max_step_ms=options.max_step_ms, max_alone_ms=options.max_alone_ms, max_step_tokens=options.max_step_tokens
         )
@@ -214,36 +218,14 @@ class Engine:
         """End sequences of other peers, and return whether there is then room for the client; end none if that is not
         enough. A pass may still use their pages: these are free once it has ended."""
         num_free, chosen = self.pages.num_free, list[EngineSequence]()
-        for sequence in self._evictable(client, num_pages, now_s):
+        for sequence in self._shares.evictable(client, num_pages, self._sequences, now_s=now_s):
             chosen.append(sequence)
             num_free += self.pages.num_freed_by(sequence.page_table)
             if num_free >= num_pages and len(self._sequences) - len(chosen) < self._shares.max_sequences:
-                why = "the session was idle or old, and others needed its room"
                 for evicted in chosen:
-                    self.end(
-                        evicted,
-                        PeerRefused(why, remedy="open it again", retry_after_s=RETRY_AFTER_S, lacks_room=True),
-                    )
+                    evicted.evict()
                 return True
         return False
-
-    def _evictable(self, client: str, num_pages: int, now_s: float) -> Iterator[EngineSequence]:
-        """Yield the sequences to end for a client that needs `num_pages` more: those that have been idle for long, the
-        longest idle first; then old ones of a peer beyond half of the server, if the client then has at most half."""
-        others = [sequence for sequence in self._sequences if sequence.client != client]
-        idle = [each for each in others if each.is_idle and now_s - each.idle_since_s >= self._evict_idle_s]
-        yield from sorted(idle, key=lambda sequence: sequence.idle_since_s)
-        left = dict.fromkeys(each for each in self._sequences if each not in idle)
-        if self._shares.is_over_half(client, num_pages, left):
-            return
-        for sequence in others:
-            if (
-                sequence in left
-                and now_s - sequence.since_s >= self._evict_old_s
-                and self._shares.is_over_half(sequence.client, 0, left)
-            ):
-                del left[sequence]
-                yield sequence
 
     def submit(self, step: SequenceStep) -> None:
         """Queue a step. Called by the step's sequence."""

@@ -205,6 +205,12 @@ class EngineSequence:
             self.on_ended = None
             self._engine.end(self, SessionError("the session is closed"))
 
+    def evict(self, *, lacks_room: bool = True) -> None:
+        """End the sequence, since others need its pages, or without `lacks_room` the place of its grammar."""
+        why = "the session was idle or old, and others needed its room"
+        error = PeerRefused(why, remedy="open it again", retry_after_s=RETRY_AFTER_S, lacks_room=lacks_room)
+        self._engine.end(self, error)
+
     async def export(self, start: int, end: int) -> AsyncGenerator[bytes, None]:
         """Yield the cache of blocks [start, end), for `adopt` on a server of these blocks: the layout, then pieces of
         whole pages.

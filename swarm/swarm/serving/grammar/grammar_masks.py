@@ -8,6 +8,7 @@ the weights and other sessions do not wait for it.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import threading
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
 
 from swarm.child_process import ChildFailure, ChildProcess, limit_waits
-from swarm.serving.peer_shares import PeerShares
+from swarm.serving.peer_shares import Held, PeerShares
 
 START_S = 30.0
 """Time limit to read the tokenizer; one of 256k tokens takes two seconds."""
@@ -195,23 +196,29 @@ class GrammarPool:
     def __init__(self, tokenizer: Path) -> None:
         self._processes = GrammarForkServer(tokenizer)
         self._threads = ThreadPoolExecutor(MAX_GRAMMARS, thread_name_prefix="swarm-grammars")
-        self._open: set[SessionGrammar] = set()
-        self._shares = PeerShares(MAX_GRAMMARS, MAX_GRAMMARS, what="sessions with grammars", lacks_room=False)
+        self._open: dict[SessionGrammar, Held] = {}
+        self._shares = PeerShares(MAX_GRAMMARS, what="sessions with grammars", lacks_room=False)
 
-    def open(self, grammar: Grammar, client: str) -> SessionGrammar:
-        """Return the grammar of a session of `client`; the caller must close it. Raises PeerRefused if there are too
-        many, or the client has its share."""
-        now_s = asyncio.get_running_loop().time()
-        self._shares.check(client, 1, self._open, now_s=now_s)
-        if len(self._open) >= MAX_GRAMMARS:
-            self._shares.wait(client, self._open, now_s=now_s)
+    def open(self, grammar: Grammar, sequence: Held) -> SessionGrammar:
+        """Return the grammar of the session of `sequence`; the caller must close it. If there are too many, this ends
+        one that may be ended for this client.
+
+        Raises PeerRefused if there are still too many, or the client has its share.
+        """
+        client, held, now_s = sequence.client, self._open.values(), asyncio.get_running_loop().time()
+        self._shares.check(client, 0, held, now_s=now_s)
+        if len(held) >= MAX_GRAMMARS:
+            for other in itertools.islice(self._shares.evictable(client, 0, held, now_s=now_s), 1):
+                other.evict(lacks_room=False)
+        if len(held) >= MAX_GRAMMARS:
+            self._shares.wait(client, held, now_s=now_s)
             raise PeerRefused(
                 f"the server already has {MAX_GRAMMARS} sessions with grammars",
                 remedy="ask again later, or another server",
                 retry_after_s=1.0,
             )
-        state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open, client)
-        self._open.add(state)
+        state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open)
+        self._open[state] = sequence
         return state
 
     def close(self) -> None:
@@ -223,14 +230,14 @@ class GrammarPool:
 
 
 class SessionGrammar:
-    """The grammar of one session of `client`. `among` are all open ones of the pool."""
-
-    num_pages = 1
+    """The grammar of one session. `among` are all open ones of the pool."""
 
     def __init__(
-        self, process: GrammarProcess, threads: ThreadPoolExecutor, among: set[SessionGrammar], client: str
+        self,
+        process: GrammarProcess,
+        threads: ThreadPoolExecutor,
+        among: dict[SessionGrammar, Held],
     ) -> None:
-        self.client = client
         self._process = process
         self._threads = threads
         self._among = among
@@ -253,5 +260,5 @@ class SessionGrammar:
             self._last.add_done_callback(lambda _: self._end())
 
     def _end(self) -> None:
-        self._among.discard(self)
+        self._among.pop(self, None)
         self._process.close()

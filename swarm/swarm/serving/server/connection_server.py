@@ -248,8 +248,8 @@ class ConnectionServer:
             page_keys=() if wanted.take_over else wanted.page_keys,
         )
         try:
-            asked, client = wanted.sampler, connection.peer_id
-            sampler = SessionSampler(asked, span.vocab_size, self._grammars, client) if asked else None
+            asked = wanted.sampler
+            sampler = SessionSampler(asked, span.vocab_size, self._grammars, sequence) if asked else None
         except SwarmError:
             sequence.close()
             raise

@@ -16,6 +16,7 @@ from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerVio
 from swarm_protocol.sampler import Sampler
 
 from swarm.serving.grammar.grammar_masks import GrammarPool, TokenMask
+from swarm.serving.peer_shares import Held
 from swarm.serving.sampling.sampling import LogitEdits
 from swarm.serving.wire.tensor_stream import check_ids
 
@@ -24,10 +25,10 @@ RECALL_S = 10.0
 
 
 class SessionSampler:
-    """The sampler of one session of `client`. Call `close` at its end. Raises PeerViolation for token ids outside the
+    """The sampler of the session of `sequence`. Call `close` at its end. Raises PeerViolation for token ids outside the
     vocabulary, and PeerRefused for a grammar without `grammars`."""
 
-    def __init__(self, sampler: Sampler, vocab_size: int, grammars: GrammarPool | None, client: str) -> None:
+    def __init__(self, sampler: Sampler, vocab_size: int, grammars: GrammarPool | None, sequence: Held) -> None:
         prompt_ids = np.frombuffer(sampler.prompt_ids, dtype="<i4")
         check_ids(prompt_ids, vocab_size)
         check_ids(np.array((*sampler.bias_ids, *sampler.end_ids), dtype=np.int64), vocab_size)
@@ -39,7 +40,7 @@ class SessionSampler:
         self._mask: asyncio.Future[TokenMask] | None = None
         if sampler.grammar is not None and grammars is None:
             raise PeerRefused("this server follows no grammars", remedy="ask another server")
-        self._grammar = grammars.open(sampler.grammar, client) if sampler.grammar is not None and grammars else None
+        self._grammar = grammars.open(sampler.grammar, sequence) if sampler.grammar is not None and grammars else None
 
     async def prepare(self) -> None:
         """Wait until the grammar, if there is one, is ready. Raises ConfigError for a grammar that cannot be used."""

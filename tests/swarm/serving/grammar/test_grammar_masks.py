@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -18,6 +19,7 @@ from support.text_models import byte_tokenizer
 from swarm.serving.grammar import grammar_masks
 from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, GrammarForkServer, GrammarPool, GrammarProcess, TokenMask
 from swarm.serving.grammar.grammar_worker import GRAMMAR_BYTES
+from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
 
@@ -228,20 +230,42 @@ def test_process_of_a_grammar_has_little_memory_beside_the_tokenizer(processes: 
         assert int(limits.split("Max address space")[1].split()[0]) <= fork.memory_info().vms + GRAMMAR_BYTES
 
 
+FINE = Grammar(kind="json_schema", text="{}")
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A sequence of `client` with a grammar, which is freed when others need its place."""
+
+    grammars: GrammarPool
+    client: str
+    is_idle: bool = False
+    num_pages: int = 1
+
+    def __post_init__(self) -> None:
+        self.since_s = self.idle_since_s = asyncio.get_running_loop().time()
+        self.is_evicted = False
+        self.grammar = self.grammars.open(FINE, self)
+
+    def evict(self, *, lacks_room: bool) -> None:
+        assert not lacks_room, "an answer must not end by `length` for it"
+        self.is_evicted = True
+        self.grammar.close()
+
+
 def test_grammars_are_bounded_in_number_and_freed_when_closed(tokenizer: Path) -> None:
     async def main() -> None:
         grammars = GrammarPool(tokenizer)
-        fine = Grammar(kind="json_schema", text="{}")
-        states = [grammars.open(fine, "a") for _ in range(MAX_GRAMMARS)]
+        states = [Sequence(grammars, "a").grammar for _ in range(MAX_GRAMMARS)]
         with pytest.raises(PeerRefused, match="sessions with grammars") as caught:
-            grammars.open(fine, "a")
+            Sequence(grammars, "a")
         assert caught.value.retry_after_s
         await asyncio.gather(*(state.mask([]) for state in states[:3]))
         first, *others = forks(grammars._processes)
         assert len(others) == 2
         states[0].close()
         states[0].close()
-        assert (await grammars.open(fine, "a").mask([])).allowed
+        assert (await Sequence(grammars, "a").grammar.mask([])).allowed
         grammars.close()
         states[1].close()
         for fork in (first, *others):
@@ -253,19 +277,47 @@ def test_grammars_are_bounded_in_number_and_freed_when_closed(tokenizer: Path) -
 def test_peer_gets_half_of_the_grammars_when_another_wants_one(tokenizer: Path) -> None:
     async def main() -> None:
         grammars = GrammarPool(tokenizer)
-        fine = Grammar(kind="json_schema", text="{}")
-        states = [grammars.open(fine, "greedy") for _ in range(MAX_GRAMMARS)]
+        states = [Sequence(grammars, "greedy").grammar for _ in range(MAX_GRAMMARS)]
         with pytest.raises(PeerRefused, match="sessions with grammars"):
-            grammars.open(fine, "modest")
+            Sequence(grammars, "modest")
         states.pop().close()
         share = f"your {MAX_GRAMMARS - 1} sessions with grammars already use the share"
         with pytest.raises(PeerRefused, match=share) as refused:
-            grammars.open(fine, "greedy")
+            Sequence(grammars, "greedy")
         assert not refused.value.lacks_room, "an answer must not end by `length` for it"
-        grammars.open(fine, "modest")
+        Sequence(grammars, "modest")
         grammars.close()
 
     asyncio.run(main())
+
+
+def test_sessions_with_grammars_make_room_for_another_peer(tokenizer: Path) -> None:
+    async def main() -> None:
+        grammars = GrammarPool(tokenizer)
+        silent = [Sequence(grammars, "greedy", is_idle=True) for _ in range(2)]
+        busy = [Sequence(grammars, "greedy") for _ in range(MAX_GRAMMARS - 2)]
+
+        async def refused_for(seconds: int) -> None:
+            for _ in range(seconds):
+                with pytest.raises(PeerRefused, match="sessions with grammars"):
+                    Sequence(grammars, "modest")
+                await asyncio.sleep(1)
+
+        await refused_for(10)
+        for _ in silent:
+            Sequence(grammars, "modest")
+        assert all(each.is_evicted for each in silent)
+        await refused_for(50)
+        for _ in range(MAX_GRAMMARS // 2 - 2):
+            Sequence(grammars, "modest")
+        assert [each.is_evicted for each in busy] == [True] * 14 + [False] * 16
+        with pytest.raises(PeerRefused, match="your 16 sessions with grammars already use the share"):
+            Sequence(grammars, "modest")
+        with pytest.raises(PeerRefused, match="already has 32"):
+            Sequence(grammars, "another")  # nobody has more than half now
+        grammars.close()
+
+    virtual_time.run(main())
 
 
 def test_closed_grammar_keeps_its_place_until_its_last_mask_is_done(
@@ -276,17 +328,16 @@ def test_closed_grammar_keeps_its_place_until_its_last_mask_is_done(
 
     async def main() -> None:
         grammars = GrammarPool(tokenizer)
-        fine = Grammar(kind="json_schema", text="{}")
-        states = [grammars.open(fine, "a") for _ in range(MAX_GRAMMARS)]
+        states = [Sequence(grammars, "a").grammar for _ in range(MAX_GRAMMARS)]
         masks = [state.mask([]) for state in states]
         for state in states:
             state.close()
         with pytest.raises(PeerRefused, match="sessions with grammars"):
-            grammars.open(fine, "a")
+            Sequence(grammars, "a")
         go_on.set()
         await asyncio.gather(*masks)
         assert all(state._process._has_ended for state in states)
-        grammars.open(fine, "a")
+        Sequence(grammars, "a")
         grammars.close()
 
     monkeypatch.setattr(GrammarProcess, "mask", lambda *_: go_on.wait(60))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,13 +13,16 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 from swarm.client import SamplingParams
 from swarm.network.membership import Membership
 from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.page_allocator import PageTable
+from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS
+from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import LogitEdits
 from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.server.session_sampler import SessionSampler
@@ -63,6 +66,15 @@ def full(server: SpanServer) -> PageTable:
     table = pages.reserve(pages.num_free)
     assert table is not None
     return table
+
+
+def with_grammar(server: SpanServer, client: str) -> EngineSequence:
+    """Open a sequence with a grammar for another client. It frees the grammar's place when it is ended."""
+    span = server.deployed.engine.span
+    sequence = server.deployed.engine.open(client=client, start=span.start, end=span.end, max_tokens=2 * PAGE_TOKENS)
+    grammar = server._grammars.open(STEERED.grammar, sequence)
+    sequence.on_ended = lambda _: grammar.close()
+    return sequence
 
 
 async def answer(generation: Any) -> tuple[list[int], str | None]:
@@ -191,7 +203,7 @@ def test_full_server_that_has_answered_is_asked_again_at_once(boxes: Any, llama_
             async for token in box.generate(48, ignore_eos=True):
                 drawn.append(token.token_id)
                 if len(drawn) == 40:
-                    with pytest.raises(NoChain, match="cache room"):
+                    with pytest.raises(NoChain, match="no server has room"):
                         await box.tokens(16)
             assert await box.tokens(16, ignore_eos=True) == box.expected(16)
 
@@ -220,6 +232,31 @@ def test_answer_waits_for_room_however_many_servers_are_full(boxes: Any, llama_d
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
+def test_answer_waits_for_room_while_other_sessions_of_its_client_end(boxes: Any, llama_dir: Path) -> None:
+    """After each of them the server is asked again, and has no room."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box, asyncio.TaskGroup() as tasks:
+            [(peer_id, server)] = box.servers.items()
+
+            async def free(table: PageTable) -> None:
+                for _ in range(24):
+                    await asyncio.sleep(0.5)
+                    box.client._state.health.made_room(peer_id)
+                server.deployed.engine.pages.release(table)
+
+            generation, drawn = box.generate(NUM_TOKENS, ignore_eos=True), list[int]()
+            async for token in generation:
+                drawn.append(token.token_id)
+                if len(drawn) == 50:
+                    tasks.create_task(free(full(server)))
+            assert drawn == box.expected(NUM_TOKENS)
+            (replay,) = generation.trace()["replays"]
+            assert 12000 < replay["failover_ms"] < 20000
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
 def test_silent_peer_with_all_pages_makes_room_for_a_client_that_asks_for_some(boxes: Any, llama_dir: Path) -> None:
     """The server's record has no room, and only a server that is asked ends what is idle."""
 
@@ -237,6 +274,36 @@ def test_silent_peer_with_all_pages_makes_room_for_a_client_that_asks_for_some(b
             assert await box.tokens(20, ignore_eos=True) == box.expected(20)
             assert hog.end_error is not None
             await box.all_freed()
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+@pytest.mark.parametrize(("pause_s", "wait_s"), [(30, 15), (5, 65)], ids=["silent", "old"])
+def test_peer_with_all_places_for_grammars_makes_room_for_a_client_that_asks_for_one(
+    boxes: Any, llama_dir: Path, pause_s: int, wait_s: int
+) -> None:
+    async def compute(sequences: list[EngineSequence]) -> None:
+        while True:
+            await asyncio.sleep(pause_s)
+            for sequence in sequences:
+                if sequence.end_error is None:
+                    await sequence.step(torch.tensor([1]), Want.NOTHING)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            [server] = box.servers.values()
+            hogs = [with_grammar(server, "hog") for _ in range(MAX_GRAMMARS)]
+            computing = asyncio.create_task(compute(hogs))
+            clock, drawn = asyncio.get_running_loop().time, list[int]()
+            since_s = clock()
+            while not drawn and clock() - since_s < 100:
+                with suppress(SessionError):
+                    drawn, _ = await answer(box.generate(NUM_TOKENS, sampling=STEERED))
+                await asyncio.sleep(0.5)
+            assert drawn
+            assert clock() - since_s < wait_s
+            assert [hog.end_error is None for hog in hogs] == [False] + [True] * (MAX_GRAMMARS - 1)
+            computing.cancel()
 
     virtual_time.run(scenario(), compute_s=slow_step)
 
@@ -294,7 +361,7 @@ def test_answer_for_which_no_server_gets_room_ends_by_length(boxes: Any, llama_d
             assert generation.trace()["num_tokens"] == len(drawn)
             # at the beginning of an answer, it is an error, as ever
             rest = full(server)
-            with pytest.raises(NoChain, match="cache room"):
+            with pytest.raises(NoChain, match="no server has room"):
                 await box.tokens(NUM_TOKENS)
             for taken in (table, rest):
                 server.deployed.engine.pages.release(taken)
@@ -372,7 +439,7 @@ def test_answer_without_a_place_for_its_grammar_is_an_error_that_says_so(boxes: 
                 lost = generation.trace()["hops"][1]["peer_id"]
                 (other,) = (each for peer, each in box.servers.items() if peer != lost and each.start_block)
                 for client in [*[box.network.peer_id] * (MAX_GRAMMARS - 1), "another"]:
-                    other._grammars.open(STEERED.grammar, client)
+                    with_grammar(other, client)
                 box.internet.crash(lost)
 
     async def scenario() -> None:

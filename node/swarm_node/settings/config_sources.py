@@ -15,7 +15,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.toml_text import parse_toml
 
 from swarm_node.settings.config import SETTINGS, Config, Given, UsageError, Value, default_home, default_text
-from swarm_node.storage.home import read_text
+from swarm_node.storage.home import cannot_look_into, read_text
 
 ENV_PREFIX = "SWARM_"
 
@@ -91,6 +91,9 @@ def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
                 f"cannot use the home directory {path.parent}: a file is in the way", remedy=remedy
             ) from None
         return {}
+    except PermissionError as error:
+        if not is_named:
+            raise cannot_look_into(path.parent) from error
     except (OSError, ValueError):
         pass  # the file may exist, and `read_text` says what is wrong
     text = read_text(path, MAX_FILE_BYTES, "fix it, move it away, or name a settings file")

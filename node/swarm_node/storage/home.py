@@ -69,6 +69,8 @@ _REMEDIES = {
     errno.EFBIG: "files may not grow that large here: raise the limit, or choose another disk{option}",
     errno.EMFILE: "too many open files: raise the limit with `ulimit -n 4096`",
     errno.ENAMETOOLONG: "choose a shorter directory{option}",
+    errno.ENOLCK: "files cannot be locked on this file system: choose another disk{option}",
+    errno.EOPNOTSUPP: "files cannot be locked on this file system: choose another disk{option}",
 }
 
 
@@ -153,7 +155,8 @@ class Home:
         with explained("lock the home directory"):
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            self._take(descriptor)
+            with explained("lock the home directory", self.path):
+                self._take(descriptor)
             with explained("write to the home directory", self.path):
                 os.pwrite(descriptor, b"%-*d" % (_PID_BYTES, os.getpid()), 0)
             # the process that made this socket is gone, since its lock was free
@@ -195,14 +198,12 @@ class Home:
         try:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except PermissionError as error:
-            raise ConfigError(
-                f"cannot look into the home directory {self.path}: permission denied",
-                remedy="run this command as the user that owns it",
-            ) from error
+            raise cannot_look_into(self.path) from error
         except OSError:
             return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            with explained("look into the home directory", self.path):
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             text = os.pread(descriptor, _PID_BYTES, 0).strip()
             return int(text) if text.isdigit() else 0
@@ -216,6 +217,11 @@ class Home:
             f"a daemon ({who}) is already running in {self.path}",
             remedy=f"choose another --home, or end that daemon: swarm-node stop --home {self.path}",
         )
+
+
+def cannot_look_into(home: Path) -> ConfigError:
+    remedy = "run this command as the user that owns it"
+    return ConfigError(f"cannot look into the home directory {home}: permission denied", remedy=remedy)
 
 
 def _runtime_directory() -> Path:

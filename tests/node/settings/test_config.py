@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -112,6 +114,16 @@ def test_resolve_fails_when_the_default_file_cannot_be_read(tmp_path: Path) -> N
             resolve({"home": str(tmp_path)}, env={}, file=tmp_path / name)
     with pytest.raises(UsageError, match=r"cannot read .*config\.toml: file name too long"):
         resolve({"home": str(tmp_path / ("n" * 300))}, env={})
+
+
+def test_resolve_in_another_user_s_home_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "lstat", refuse)
+    with pytest.raises(UsageError, match=f"cannot look into the home directory {tmp_path}: permission denied") as error:
+        resolve({"home": str(tmp_path)}, env={})
+    assert error.value.remedy == "run this command as the user that owns it"
 
 
 def test_resolve_leaves_variables_in_other_case_alone(tmp_path: Path) -> None:

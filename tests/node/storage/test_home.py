@@ -93,6 +93,22 @@ def test_locked_on_a_full_disk_says_so(tmp_path: Path) -> None:
     assert "free some space" in error.value.remedy
 
 
+def test_home_on_a_file_system_without_locks_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    home = made(tmp_path)
+    with home.locked():
+        pass
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for use in (home.locked().__enter__, home.owner):
+        with pytest.raises(ConfigError, match=f"home directory {tmp_path}: no locks available") as error:
+            use()
+        assert error.value.remedy.endswith("choose another disk with --home")
+
+
 def test_write_that_does_not_fit_names_its_place() -> None:
     """The system names no path, since the file is open already."""
     full = Path("/dev/full")

@@ -26,7 +26,8 @@ SAID = [
     f"{GROWTH_TOKENS} more tokens, the answer waits for up to {SessionOptions().patience_s:.0f} s",
     f"fill the {SessionOptions().max_replay_bytes // 2**30} GiB in which",
     f"counts {http_limits.RESERVED_TOKENS} tokens in advance",
-    f"Up to {http_limits.MAX_EMBEDDING_INPUTS} inputs",
+    f"Up to {http_limits.MAX_EMBEDDING_INPUTS:,} inputs",
+    f"each {http_limits.INPUTS_PER_ANSWER} of them count as one of the {http_limits.MAX_RUNNING_REQUESTS} answers",
 ]
 
 

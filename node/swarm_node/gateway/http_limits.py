@@ -37,8 +37,10 @@ MAX_COMPLETION_LOGPROBS = 5
 MAX_CHAT_LOGPROBS = 20
 # The name of a caller, a cache or a schema.
 MAX_LABEL_CHARS = 1024
-# Inputs of one embedding request. OpenAI allows 2,048; here a server computes them one after another.
-MAX_EMBEDDING_INPUTS = 64
+# Inputs of one embedding request, as OpenAI limits them: clients send up to so many at once by default.
+MAX_EMBEDDING_INPUTS = 2048
+# Inputs that count as one running answer: their vectors, as numbers in JSON, take some 20 MB at a hidden size of 4,096.
+INPUTS_PER_ANSWER = 256
 # The largest vocabularies have 256k entries.
 MAX_TOP_K = 2**18
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import math
 from collections.abc import Coroutine, Sequence
 from contextlib import closing
 from typing import Annotated, Any, ClassVar, Literal
@@ -108,8 +109,8 @@ class DetokenizeRequest(StrictBody):
 
 
 class Texts:
-    """The routes over the client. Each request takes one of the `slots`, as an answer does, and ends if its caller
-    disconnects."""
+    """The routes over the client. Each request takes one of the `slots`, as an answer does, or several if it has many
+    inputs, and ends if its caller disconnects."""
 
     def __init__(self, client: AsyncClient, models: Models, metrics: Metrics, slots: AnswerSlots) -> None:
         self._client = client
@@ -119,7 +120,8 @@ class Texts:
 
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
         """Embed one or several texts: the mean of the last hidden states, scaled to length 1."""
-        return await self._answered(request, self._embed(body, request.scope[RATE_LIMITER]))
+        num_slots = math.ceil(len(body.input) / http_limits.INPUTS_PER_ANSWER)
+        return await self._answered(request, self._embed(body, request.scope[RATE_LIMITER]), num_slots)
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a text, or of messages rendered with the model's chat template."""
@@ -129,8 +131,10 @@ class Texts:
         """Return the text of tokens, without special tokens."""
         return await self._answered(request, self._detokenize(body))
 
-    async def _answered(self, request: Request, answering: Coroutine[Any, Any, Response]) -> Response:
-        with closing(answering), self._slots.take(1):
+    async def _answered(
+        self, request: Request, answering: Coroutine[Any, Any, Response], num_slots: int = 1
+    ) -> Response:
+        with closing(answering), self._slots.take(num_slots):
             return await until_gone(request.receive, answering)
 
     async def _embed(self, body: EmbeddingRequest, limiter: RateLimiter) -> Response:
@@ -162,13 +166,17 @@ class Texts:
 
 
 def _embeddings(body: EmbeddingRequest, vectors: Sequence[Any], num_tokens: int) -> bytes:
-    """Encode the answer without pydantic, in a thread: a million numbers take some tenths of a second."""
-    data = [
-        {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+    """Encode the answer without pydantic, in a thread: a million numbers take some tenths of a second.
+
+    Each vector is encoded on its own, so that this holds up the event loop for one vector and not for all of them.
+    """
+    data = ", ".join(
+        json.dumps({"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)})
         for index, vector in enumerate(vectors)
-    ]
+    )
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    return json.dumps({"object": "list", "data": data, "model": body.model, "usage": usage}).encode()
+    rest = json.dumps({"object": "list", "model": body.model, "usage": usage})
+    return f'{{"data": [{data}], {rest[1:]}'.encode()
 
 
 def _written(vector: Any, encoding: str) -> str | list[float]:

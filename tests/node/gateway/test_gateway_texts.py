@@ -43,7 +43,7 @@ def test_embeddings_of_several_inputs_come_in_their_order_and_in_both_encodings(
     [
         ({"dimensions": 8}, "dimensions"),
         ({"input": []}, "input"),
-        ({"input": ["a"] * 65}, "input"),
+        ({"input": ["a"] * 2049}, "input"),
         ({"encoding_format": "int8"}, "encoding_format"),
         ({"foo": 1}, "foo"),
         ({"input": None}, "input"),
@@ -57,6 +57,22 @@ def test_embeddings_refuse_unsupported_fields_by_name(more: dict[str, Any], para
         assert error.value.param == param
 
     converse(ScriptedClient(), conversation)
+
+
+def test_as_many_inputs_as_openai_allows_are_embedded_and_count_as_several_answers() -> None:
+    """Clients send up to so many at once by default: Vercel's AI SDK 2,048, LangChain 1,000 or 512, LlamaIndex 100."""
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        inputs = ["a" * (1 + number % 3) for number in range(2048)]
+        answer = await openai.embeddings.create(model="tiny", input=inputs, encoding_format="float")
+        assert [one.embedding[0] for one in answer.data] == [*map(len, inputs)]
+
+    async def crowded(openai: AsyncOpenAI) -> None:
+        with pytest.raises(api.RateLimitError, match="at most 7 answers at once"):
+            await openai.embeddings.create(model="tiny", input=["a"] * 1793)
+
+    converse(ScriptedClient(), conversation, GatewayOptions(max_requests=8))
+    converse(ScriptedClient(), crowded, GatewayOptions(max_requests=7))
 
 
 def test_embeddings_count_as_tokens_and_take_a_slot() -> None:

@@ -272,6 +272,7 @@ COMMANDS = (
             *LINK,
             *HTTP,
             "dashboard",
+            "allowed_origins",
             "api_keys",
             "open_to_all",
             "requests_per_min",

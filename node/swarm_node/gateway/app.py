@@ -1,6 +1,7 @@
 """The gateway's routes over one SDK client.
 
-CORS is off, so pages in a browser cannot use somebody's gateway. This module maps requests to generations.
+Browsers let no page of another origin use the gateway (CORS), except those in `allowed_origins`. This module maps
+requests to generations.
 `answering.GenerationResponse` owns everything that a request needs while it runs.
 """
 
@@ -8,10 +9,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.middleware.cors import CORSMiddleware
 from swarm.client import AsyncClient
 from swarm.client.request import Prompt
 
@@ -40,6 +43,7 @@ class GatewayOptions:
     max_requests: int = http_limits.MAX_RUNNING_REQUESTS
     rates: Rates = Rates()  # noqa: RUF009 Rates is frozen
     keys: KeyRing | None = None
+    allowed_origins: Sequence[str] = ()
     registry: Registry = field(default_factory=Registry)
     traces: Traces = NO_TRACES
 
@@ -54,6 +58,15 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
     limiters = RateLimiters(time.monotonic)
     app.add_middleware(AccessControl, keys=options.keys, rates=options.rates, limiters=limiters)
     app.add_middleware(RequestCounter, metrics=gateway.metrics)
+    if options.allowed_origins:
+        # outermost, since a browser asks for permission without a key, and shows a page no error without permission
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            expose_headers=("*",),
+        )
     api_errors.install(app)
     for path, endpoint, method, doc in (
         ("/v1/models", gateway.list_models, "GET", responses.MODELS),

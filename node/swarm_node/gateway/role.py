@@ -188,12 +188,18 @@ def options(config: Config) -> GatewayOptions:
             f"other machines can reach {config.host} and would need no key",
             remedy="give --api-keys FILE, or --open-to-all if anyone may ask",
         )
+    if "*" in config.allowed_origins and not (config.api_keys or config.open_to_all):
+        raise ConfigError(
+            "any web page that is open on this machine could use the gateway, and would need no key",
+            remedy="name the pages' origins with --allowed-origins, or give --api-keys FILE or --open-to-all",
+        )
     requests_per_min = config.requests_per_min
     if requests_per_min is None:
         requests_per_min = 0 if local or config.api_keys else http_limits.REQUESTS_PER_MIN
     return GatewayOptions(
         rates=Rates(requests_per_min=requests_per_min, tokens_per_min=config.tokens_per_min),
         keys=KeyRing(config.api_keys, time.monotonic) if config.api_keys else None,
+        allowed_origins=config.allowed_origins,
     )
 
 

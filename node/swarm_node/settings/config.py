@@ -230,6 +230,11 @@ class Config(BaseModel):
     trusted_proxies: tuple[str, ...] = _setting((), parsers.parse_proxy, "ADDR…", many=True, example="127.0.0.1")
     """Address or network of a trusted proxy in front of the HTTP server. The client's address is taken from its
     X-Forwarded-For or Forwarded header. From other senders these headers are ignored."""
+    allowed_origins: tuple[str, ...] = _setting(
+        (), parsers.parse_origin, "URL…", many=True, example="https://chat.example.org"
+    )
+    """Origin of web pages that may use the gateway from a browser, such as http://localhost:5173; *: any page, which
+    requires API keys or --open-to-all. By default, browsers refuse pages of other origins."""
     api_keys: Path | None = _setting(None, parsers.parse_path, "FILE", example="keys.txt")
     """Require API keys from this file. Each line is `name key [requests_per_min] [tokens_per_min]`. The file is
     reloaded when it changes."""

@@ -314,6 +314,17 @@ def parse_host_name(text: str) -> str:
     return name
 
 
+def parse_origin(text: str) -> str:
+    """Parse the origin of web pages as browsers write it, or `*` for any. A default port is left out."""
+    if text == "*":
+        return text
+    found = urlsplit(parse_url(text).lower())
+    if found.path or found.query or found.fragment or found.username is not None:
+        raise ValueError("is not an origin such as https://chat.example.org, without a path")
+    default_port = {"http": ":80", "https": ":443"}[found.scheme]
+    return f"{found.scheme}://{found.netloc.removesuffix(default_port)}"
+
+
 def parse_proxy(text: str) -> str:
     """Parse an address, or a network such as 10.0.0.0/8."""
     try:

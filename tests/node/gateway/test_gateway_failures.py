@@ -171,31 +171,6 @@ def test_unknown_route_and_trace_are_not_found() -> None:
     converse(ScriptedClient(), conversation)
 
 
-def test_request_to_the_responses_api_is_refused_with_the_api_to_use() -> None:
-    async def conversation(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.NotFoundError, match="no Responses API: set the client to chat completions"):
-            await openai.responses.create(model="tiny", input="hi")
-
-    converse(ScriptedClient(), conversation)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        *("/chat/completions", "/completions", "/embeddings", "/responses"),
-        *("/v1/v1/chat/completions", "/api/v1/chat/completions", "/openai/deployments/tiny/chat/completions"),
-    ],
-)
-def test_error_names_a_base_url_with_anything_but_v1(path: str) -> None:
-    async def conversation(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.NotFoundError, match="a base URL that ends with /v1"):
-            await openai.with_options(base_url=str(openai.base_url).removesuffix("v1/")).post(
-                path, body={}, cast_to=object
-            )
-
-    converse(ScriptedClient(), conversation)
-
-
 def test_pages_answer_to_head_as_to_get() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         for path in ("/models", "/models/tiny", "../health"):
@@ -439,18 +414,6 @@ def test_generation_over_its_time_ends_with_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(http_limits, "GENERATION_TIMEOUT_S", 0.05)
     error = _refusal(ScriptedClient(script=[Hang()]), "/completions", {"model": "tiny", "prompt": "hi"})
     assert (error.status_code, error.code) == (503, "timeout")
-
-
-def test_pages_of_a_browser_get_no_cors_permission() -> None:
-    async def conversation(openai: AsyncOpenAI) -> None:
-        url = f"{openai.base_url}completions"
-        response = await openai._client.options(
-            url, headers={"origin": "http://evil.example", "access-control-request-method": "POST"}
-        )
-        assert response.status_code == 405
-        assert "access-control-allow-origin" not in response.headers
-
-    converse(ScriptedClient(), conversation)
 
 
 def test_occupied_port_names_the_port_and_the_remedy() -> None:

@@ -52,6 +52,13 @@ def test_gateway_that_others_can_reach_needs_keys_or_an_explicit_option(host: st
     assert with_keys.rates == Rates(tokens_per_min=5)
 
 
+def test_gateway_for_pages_of_all_origins_needs_keys_or_an_explicit_option(keys: Path) -> None:
+    with pytest.raises(ConfigError, match="would need no key: name the pages' origins with --allowed-origins"):
+        options(_config(allowed_origins=("*",)))
+    for more in ({"allowed_origins": ("https://chat.example.org",)}, {"open_to_all": True}, {"api_keys": keys}):
+        options(_config(**{"allowed_origins": ("*",), **more}))
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_gateway_on_this_machine_alone_needs_no_keys(host: str) -> None:
     found = options(_config(host=host))

@@ -224,6 +224,16 @@ def test_gateways_and_dashboards_check_names_and_addresses(
     asyncio.run(main())
 
 
+def test_allowed_origins_are_as_browsers_write_them() -> None:
+    given = resolve(
+        {"allowed_origins": ["https://Chat.example.org:443/", "http://localhost:5173", "*"]}, env={}, file=None
+    )
+    assert given.allowed_origins == ("https://chat.example.org", "http://localhost:5173", "*")
+    for wrong in ("chat.example.org", "https://a.org/page", "null", "https://me@a.org"):
+        with pytest.raises(ConfigError, match="is not an"):
+            resolve({"allowed_origins": [wrong]}, env={}, file=None)
+
+
 def test_trusted_proxies_are_addresses_and_networks() -> None:
     given = resolve({"trusted_proxies": ["10.1.2.3/8", "::1"]}, env={}, file=None).trusted_proxies
     assert given == ("10.0.0.0/8", "::1/128")

@@ -240,7 +240,8 @@ class BodyLimit:
     It answers 413 for a body over `http_limits.MAX_HTTP_BODY_BYTES` or with over MAX_HTTP_VALUES values, and 408 for
     one that does not arrive in time. It answers 429 for a body over SMALL_HTTP_BODY_BYTES while all bodies on their way
     exceed MAX_ARRIVING_BYTES, or those of the same address exceed MAX_ADDRESS_ARRIVING_BYTES. It answers 415 for a body
-    that is not declared as JSON, so that a page in a browser cannot send one without a CORS preflight request.
+    that is compressed, or not declared as JSON, so that a page in a browser cannot send one without a CORS preflight
+    request.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -290,6 +291,13 @@ class BodyLimit:
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if body and kind != b"application/json":
             raise HttpError(415, "send JSON, with content-type: application/json", code="unsupported_media_type")
+        if body and headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise HttpError(
+                415,
+                "send the body uncompressed, without content-encoding",
+                code="unsupported_media_type",
+                headers={"accept-encoding": "identity"},
+            )
         _check_values(body)
         return bytes(body)
 

@@ -41,8 +41,10 @@ UNDER_V1 = {"/v1/models", "/v1/responses", *TEXT_FIELDS}
 ENDPOINTS = tuple(path.removeprefix("/v1") for path in UNDER_V1)
 """Ends of these paths, which a client appends to its base URL."""
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1, directly after the host"
-HINTS = MappingProxyType({"/v1/responses": "this gateway has no Responses API: set the client to chat completions"})
-"""Advice for paths that clients request by default and that are not offered."""
+AZURE = "clients of Azure are not supported: use one of OpenAI, with a base URL that ends with /v1"
+ORIGIN = "a page of another origin may use this gateway only if --allowed-origins names it"
+NO_RESPONSES = "this gateway has no Responses API: set the client to chat completions"
+ROUTES = "this is a part of OpenAI's API, and /openapi.json lists all routes"
 INSTEAD = MappingProxyType(
     {
         "functions": "tools",
@@ -175,11 +177,20 @@ def _from_http(error: HTTPException, request: Request) -> HttpError:
     code, message = CODES.get(error.status_code), str(error.detail)
     if code in {"not_found", "method_not_allowed"}:
         path = request.url.path[:MAX_PATH_CHARS]
-        has_wrong_base = path not in UNDER_V1 and path.endswith(ENDPOINTS)
-        hint = BASE_URL if has_wrong_base else HINTS.get(path, "/openapi.json lists all routes")
-        message = f"there is no {request.method} {path} here: {hint}"
+        message = f"there is no {request.method} {path} here: {_advice(request.method, path)}"
     allowed = {"Allow": _methods(request)} if code == "method_not_allowed" else {}
     return HttpError(error.status_code, message, code=code, headers={**(error.headers or {}), **allowed})
+
+
+def _advice(method: str, path: str) -> str:
+    """Return what to do instead of a request for a route that does not exist."""
+    if method == "OPTIONS":
+        return ORIGIN
+    if "/deployments/" in path:
+        return AZURE
+    if path == "/v1/responses":
+        return NO_RESPONSES
+    return BASE_URL if path not in UNDER_V1 and path.endswith(ENDPOINTS) else ROUTES
 
 
 def _methods(request: Request) -> str:

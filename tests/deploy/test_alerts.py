@@ -40,8 +40,10 @@ DIRECT = "swarm_network_sent_bytes_total{peer='direct'}"
 WITHIN_8S = "swarm_gateway_time_to_first_token_seconds_bucket{le='8'}"
 WITHIN_15S = "swarm_gateway_time_to_first_token_seconds_bucket{le='15'}"
 ANY_TIME = "swarm_gateway_time_to_first_token_seconds_bucket{le='+Inf'}"
-ANSWERED = "swarm_gateway_http_requests_total{status='200'}"
-FAILED = "swarm_gateway_http_requests_total{status='503'}"
+ANSWERED = "swarm_gateway_http_requests_total{route='/v1/completions',status='200'}"
+FAILED = "swarm_gateway_http_requests_total{route='/v1/completions',status='503'}"
+WELL = "swarm_gateway_http_requests_total{route='/health',status='200'}"
+UNWELL = "swarm_gateway_http_requests_total{route='/health',status='503'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ FAULTS = [
     ),
     Fault(
         alert="SwarmGatewayFailing",
-        series={ANSWERED: "0+9x30", FAILED: "0x5 1+1x25"},
+        series={ANSWERED: "0+9x30", FAILED: "0x5 1+1x25", WELL: "0+60x30"},
         quiet=9,
         firing=14,
     ),
@@ -182,6 +184,7 @@ HEALTHY = {
         ANSWERED: "9x40",
         FAILED: "9x40",
     },
+    "a load balancer asks a gateway without models": {UNWELL: "0+12x40", ANSWERED: "9x40", FAILED: "9x40"},
     "a volunteer trains at other hours": {
         COMMITTED: "21x80",
         STEP: "21x80",

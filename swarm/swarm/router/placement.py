@@ -45,9 +45,9 @@ FEWER = (3 / 4, 1 / 2, 1 / 3, 1 / 4)
 """Smaller spans that a server also tries, as fractions of the blocks that fit: with fewer blocks it runs each of them
 more often."""
 
-MAX_PROPOSALS = 12
-"""Maximum joining peers, of those that choose before this node, whose choices it computes. Later moves correct for the
-others."""
+MAX_PROPOSALS = 128
+"""Maximum joining peers, of those that choose before this node, whose choices it computes, at one or two milliseconds
+each. Later moves do not correct for the others: a single move hardly helps where several are needed."""
 
 Span = tuple[int, int]
 

@@ -162,6 +162,14 @@ def test_span_leaves_no_gap_when_some_nodes_of_the_same_second_have_measured_the
     assert chosen == {(0, half), (half, num_blocks)}
 
 
+def test_span_of_many_nodes_of_the_same_second_serves_all_blocks_about_equally() -> None:
+    num_blocks, length, num_nodes = 24, 6, 40
+    proposals = {f"node-{number}": proposal(0, length, num_blocks) for number in range(num_nodes)}
+    chosen = [span(proposals, num_blocks, me(length, peer_id=peer_id)) for peer_id in proposals]
+    servers_B = [sum(start <= block < end for start, end in chosen) for block in range(num_blocks)]
+    assert min(servers_B) >= 0.8 * num_nodes * length / num_blocks
+
+
 def test_span_of_a_late_joiner_avoids_the_blocks_of_settled_ones() -> None:
     """It ranks before them, and would have chosen first."""
     late, early = sorted(("x", "y"), key=turn_hash)

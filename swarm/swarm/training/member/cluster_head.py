@@ -103,6 +103,9 @@ class ClusterHead:
         if not self._takes(peer, credential):
             await stream.send(FollowReply(kind="full").to_bytes())
             return
+        if self._is_closed and self._last is None and peer in self._places:
+            await stream.send(FollowReply(kind="late").to_bytes())  # its other head may still take its work
+            return
         if (former := self._seats.get(peer)) is not None:
             # each stream may carry a whole vector, and only one per peer counts
             former.replies.put_nowait(PeerRefused("its work comes over another stream"))

@@ -51,8 +51,8 @@ class HandMade:
         await asyncio.sleep(0.1)
 
     @asynccontextmanager
-    async def following(self) -> AsyncIterator[Stream]:
-        """Follow a head in the step under way."""
+    async def following(self, reply: str = "welcome") -> AsyncIterator[Stream]:
+        """Follow a head in the step under way, which first gives this `reply`."""
         member = self.swarm.members["head-0"].trainer
         state = member.state
         assert state is not None
@@ -64,7 +64,7 @@ class HandMade:
         async with self._network.stream(head, method, timeout_s=100.0) as stream:
             request = FollowRequest(run=self.swarm.run.run_id, step=state.outer_step + 1, state_digest=member.digest)
             await stream.send(request.to_bytes())
-            assert await heard(stream) == "welcome"
+            assert await heard(stream) == reply
             yield stream
 
     def tokens_of(self, step: int) -> int:
@@ -126,6 +126,17 @@ def test_round_continues_without_a_follower_that_brings_no_work() -> None:
             assert [await heard(stream) for _ in range(3)] == ["hurry", "late", "committed"]
             await follower.reached(3)
             assert follower.tokens_of(3) == 2 * TOKENS
+
+    virtual_time.run(main())
+
+
+def test_head_that_went_to_the_round_takes_no_work_until_the_step_is_over() -> None:
+    async def main() -> None:
+        async with run_with_follower() as follower, follower.following() as stream:
+            assert [await heard(stream) for _ in range(2)] == ["hurry", "late"]
+            async with follower.following(reply="late"):
+                pass
+            assert await heard(stream) == "committed"
 
     virtual_time.run(main())
 

@@ -188,12 +188,17 @@ class PromiseFile:
 
     def _parts(self, voted: Outcome) -> tuple[bytes, ...]:
         """Return the parts of `voted`, or an empty tuple unless all of them are there and have the digests that were
-        voted for."""
+        voted for. A damaged file is deleted, so that the parts are written again once this member has them."""
+        path = self._parts_path(voted)
         try:
-            parts = tuple(_split(self._parts_path(voted).read_bytes()))
+            parts = tuple(_split(path.read_bytes()))
         except OSError:
             return ()
-        return parts if tuple(hashlib.sha256(part).digest() for part in parts) == voted.part_digests else ()
+        if tuple(hashlib.sha256(part).digest() for part in parts) == voted.part_digests:
+            return parts
+        with suppress(OSError):
+            path.unlink()
+        return ()
 
     def _damaged(self, how: str) -> IntegrityError:
         return IntegrityError(

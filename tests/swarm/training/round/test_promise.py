@@ -85,6 +85,8 @@ def test_promise_is_kept_without_its_parts_when_they_are_damaged(tmp_path: Path)
     for data in (path.read_bytes()[:-1], b"", b"\xff" * 100):
         path.write_bytes(data)
         assert PromiseFile(tmp_path).read() == replace(PROMISE, parts=())
+        PromiseFile(tmp_path).write(PROMISE)
+        assert PromiseFile(tmp_path).read() == PROMISE
 
 
 def test_promise_that_cannot_be_written_raises_an_error_with_a_remedy(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
+import torch
 from swarm_compression import warm_up
 from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import ConfigError, SessionError, cause
@@ -253,6 +254,8 @@ class Trainer:
 
     async def _live(self) -> None:
         """Run the thread. The methods below run in its event loop or in threads that it waits for."""
+        # denormal numbers count in a part's digest, and a new thread inherits the program's setting
+        torch.set_flush_denormal(False)
         self._loop = asyncio.get_running_loop()
         self._begun.set()
         try:

@@ -253,6 +253,25 @@ def test_invitation_that_is_used_up_is_told(run_path: Path, caplog: pytest.LogCa
     assert "the invitation with serial ff is used up" in caplog.text
 
 
+def test_trainer_computes_with_denormal_numbers_when_the_program_flushes_them(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halves: list[float] = []
+
+    async def take_part(_trainer: Trainer) -> None:
+        halves.append(torch.full((1,), 2.0**-126).mul_(0.5).item())
+
+    monkeypatch.setattr(Trainer, "_take_part", take_part)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor flushes nothing")
+    try:
+        with own_trainer(run_path, (), make_module()):
+            pass
+    finally:
+        torch.set_flush_denormal(False)
+    assert halves == [2.0**-127]
+
+
 def test_interval_that_fails_again_for_one_reason_is_logged_each_time_the_number_has_doubled(
     run_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

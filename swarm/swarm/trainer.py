@@ -54,6 +54,7 @@ from swarm.training.trainer_events import (
     IntervalFailed,
     InvitationRefused,
     MemberConvicted,
+    OtherHistory,
     OuterStep,
     TrainingEvent,
 )
@@ -409,6 +410,9 @@ class Trainer:
                 self._warn_of(event)
             case InvitationRefused():
                 logger.warning("the invitation with serial %s %s", event.serial, event.reason)
+            case OtherHistory():
+                told = "%s show another state of outer step %d than this member has: it keeps its own"
+                logger.warning(told, ", ".join(event.peers), event.step)
             case MemberConvicted():
                 logger.warning("%s is convicted: %s", event.peer_id, event.reason)
             case _:

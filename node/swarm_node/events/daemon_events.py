@@ -162,6 +162,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         "This node has the run's state and takes part from the next interval on.",
         "training {run} from outer step {outer_step}",
         outer_step="int: the committed outer step it starts from",
+        is_alone="bool: whether it found no other member, so that nobody could show it a later state",
     ),
     "state_fetched": run_event(
         "This node has the run's committed state, and has verified each of its chunks.",

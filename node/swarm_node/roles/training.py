@@ -224,7 +224,7 @@ class RunTraining:
                 self._emit("interval", **fields)
             case events.ContributionLate():
                 self._emit("contribution_late", when=when_late(event.late_s), **asdict(event))
-            case events.IntervalFailed() | events.InvitationRefused():
+            case events.IntervalFailed() | events.InvitationRefused() | events.OtherHistory():
                 self._node.emitter.warning(*trouble(event, self._run.run_id))
             case events.Admitted():
                 # after a restart, a member must find the state from which it has voted
@@ -261,11 +261,12 @@ class RunTraining:
     def _report_start(self, event: events.TrainingEvent) -> None:
         """Report the start at the first event that shows that the member has the state.
 
-        An endorsement does not show this, and neither does an aborted round before the member has joined.
+        An endorsement or another history does not show this, and neither does an aborted round before the member has
+        joined.
         """
         assert self._trainer is not None
         is_waiting = isinstance(event, events.RoundAborted) and not self._trainer.has_joined
-        if self._begun or is_waiting or isinstance(event, events.StateEndorsed):
+        if self._begun or is_waiting or isinstance(event, events.StateEndorsed | events.OtherHistory):
             return
         self._begun = True
         has_step = isinstance(
@@ -274,8 +275,10 @@ class RunTraining:
         )
         self._node.activity.state = "training"
         step = event.step if has_step else event.step - 1
-        self._node.steps.done("training", f"from outer step {step} of {self._run.config.outer_steps}")
-        self._emit("training", outer_step=step)
+        alone = self._trainer.alone
+        detail = f"from outer step {step} of {self._run.config.outer_steps}"
+        self._node.steps.done("training", f"{detail}; {alone}" if alone else detail)
+        self._emit("training", outer_step=step, is_alone=bool(alone))
 
     def _tokenizing(self, progress: Progress) -> None:
         if not self._reports_tokens:

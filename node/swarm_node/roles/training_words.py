@@ -13,6 +13,7 @@ from swarm.training.trainer_events import (
     IntervalFailed,
     InvitationRefused,
     OnProbation,
+    OtherHistory,
     OuterStep,
     RunEntered,
     StateEndorsed,
@@ -70,10 +71,15 @@ def beside(event: TrainingEvent, fragments: int) -> dict[str, object]:
             return {}
 
 
-def trouble(event: IntervalFailed | InvitationRefused, run_id: str) -> tuple[str, str]:
+def trouble(event: IntervalFailed | InvitationRefused | OtherHistory, run_id: str) -> tuple[str, str]:
     """Return the message and the remedy of a warning."""
     if isinstance(event, IntervalFailed):
         return f"this node contributes nothing to outer step {event.step}: {event.reason}", ""
+    if isinstance(event, OtherHistory):
+        peers = first_few(event.peers, MAX_NAMED, short_id)
+        message = f"{peers} show another state of outer step {event.step} than this node has: {run_id} was begun "
+        message += "twice, or they made that state up; this node keeps its own"
+        return message, "let the run's author endorse one of them; to follow the other one, join with a new --home"
     message = f"the invitation {event.serial} to {run_id} {event.reason}: it does not let this node in"
     return message, "ask the inviter for another invitation, and give it with --invitation"
 

@@ -174,6 +174,15 @@ class StateEndorsed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OtherHistory:
+    """`peers` show another committed state of outer step `step` than this member has: the run was begun twice, or they
+    made that state up."""
+
+    step: int
+    peers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutScored:
     """The trainers' scores after outer step `step`, in nats, by peer (see `held_out_scores`). `own` is that of this
     member; None: it has none yet."""
@@ -207,6 +216,7 @@ TrainingEvent: TypeAlias = (
     | InvitationRefused
     | RunEntered
     | StateEndorsed
+    | OtherHistory
     | HeldOutScored
     | HeldOutMeasured
 )

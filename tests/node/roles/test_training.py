@@ -36,6 +36,7 @@ from swarm.training.trainer_events import (
     InvitationRefused,
     MemberConvicted,
     OnProbation,
+    OtherHistory,
     RoundAborted,
     RunResumed,
     StateEndorsed,
@@ -151,6 +152,7 @@ def make_training(folder: Path, out: io.StringIO, saved: list[PendingCheckpoint]
             state=ReplicaState.initial(torch.zeros(2)),
             certificate=b"before",
             digest=DIGEST,
+            alone="",
             between_intervals=lambda _function: Future(),
         ),
     )
@@ -198,7 +200,7 @@ def test_invalid_invitation_is_a_warning_and_the_steps_of_probation_are_reported
 def test_status_says_while_this_node_is_on_probation_and_which_step_is_endorsed(tmp_path: Path) -> None:
     out = io.StringIO()
     training = make_training(tmp_path, out, [])
-    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, bans=()))
+    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, bans=(), alone=""))
     assert training._with_waiting(SHOWN) == SHOWN
     endorsed = StateEndorsed(step=5, digest=DIGEST, sequence=1)
     training._tell(endorsed)
@@ -218,10 +220,25 @@ def test_status_says_while_this_node_is_on_probation_and_which_step_is_endorsed(
     assert (status.endorsed_step, status.endorses_other) == (8, True)
 
 
+def test_start_without_another_member_and_another_history_are_told_to_the_user(tmp_path: Path) -> None:
+    out = io.StringIO()
+    training = make_training(tmp_path, out, [])
+    alone = "no other member was found, so this one begins the run from its initial state"
+    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, alone=alone))
+    details: list[str] = []
+    training._node.steps = cast("Any", SimpleNamespace(done=lambda _title, detail: details.append(detail)))
+    training._tell(OtherHistory(step=2, peers=PEERS[:1]))
+    training._tell(OnProbation(step=0, steps_left=3))
+    warned, begun, _ = map(json.loads, out.getvalue().splitlines())
+    assert (warned["event"], "…00000000 show another state of outer step 2" in warned["message"]) == ("warning", True)
+    assert details == [f"from outer step 0 of {RUN.config.outer_steps}; {alone}"]
+    assert (begun["event"], begun["outer_step"], begun["is_alone"]) == ("training", 0, True)
+
+
 def test_newcomer_does_not_train_while_it_waits_for_the_endorsed_state(tmp_path: Path) -> None:
     out = io.StringIO()
     training = make_training(tmp_path, out, [])
-    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, has_joined=False))
+    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, has_joined=False, alone=""))
     training._node.traces = cast("Any", SimpleNamespace(round_aborted=lambda *_: None))
     waits = RoundAborted(step=5, attempt=0, reason="waiting for a member", missing=())
     training._tell(waits)

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from support.training_swarm import Member, Swarm, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
-from swarm.training.trainer_events import OuterStep
+from swarm.training.trainer_events import OtherHistory, OuterStep
 
 pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
@@ -27,7 +27,9 @@ async def founded(swarm: Swarm, num_members: int) -> list[Member]:
 
 
 def assert_one_history(members: list[Member]) -> None:
-    """Assert that all members which reported a state of an outer step as committed reported the same one."""
+    """Assert that all members which reported a state of an outer step as committed reported the same one, and that none
+    took members of its own history for those of another."""
+    assert not any(member.of(OtherHistory) for member in members)
     for step in range(1, 100):
         assert len({event.digest for member in members for event in member.of(OuterStep) if event.step == step}) <= 1
 
@@ -95,5 +97,27 @@ def test_one_half_goes_on_in_a_partition_and_the_other_half_follows_when_it_heal
             swarm.internet.heal()
             assert_equal_steps(await swarm.finish(), 10)
             assert_one_history(members)
+
+    virtual_time.run(main(), compute_s=interval_cost)
+
+
+def test_members_report_another_history_when_the_run_was_begun_on_both_sides_of_a_partition() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=1, outer_steps=30)) as swarm:
+            members = [await swarm.join(name) for name in ("m0", "m1", "m2")]
+            swarm.internet.partition([[members[2].peer_id]])
+            await asyncio.sleep(10.0)
+            assert all(member.of(OuterStep) for member in members)
+            swarm.internet.heal()
+            await swarm.finish()
+            assert members[0].digest == members[1].digest != members[2].digest
+            other_side = {members[0].peer_id: {members[2].peer_id}, members[1].peer_id: {members[2].peer_id}}
+            other_side[members[2].peer_id] = {members[0].peer_id, members[1].peer_id}
+            told = {
+                member.peer_id: {peer for event in member.of(OtherHistory) for peer in event.peers}
+                for member in members
+            }
+            assert any(told.values()), "no member on the side that was behind said that there are two histories"
+            assert all(peers <= other_side[me] for me, peers in told.items())
 
     virtual_time.run(main(), compute_s=interval_cost)

@@ -87,7 +87,7 @@ class OuterSteps:
         self._reports = reports
         self._announce = announce
         self._effects = HeldOutEffects(context, intervals)
-        self._watch = MembersWatch(membership, random.Random(context.network.peer_id), self._tell_endorsement)
+        self._watch = MembersWatch(membership, random.Random(context.network.peer_id), self._tell_others)
         self._driver: RoundDriver | None = None
         self._promise: Promise | None = None
         self._accused: dict[str, str] = {}
@@ -283,6 +283,8 @@ class OuterSteps:
         if self._driver is not None:
             self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short_id(verdict.peer_id)}: {verdict.reason}"))
 
-    def _tell_endorsement(self, context: RunContext) -> None:
+    def _tell_others(self, context: RunContext) -> None:
+        """Report what others have shown: another history of the run, or its author's endorsement."""
+        self._reports.apart(context)
         if self._reports.endorsed(context):
             self._announce()

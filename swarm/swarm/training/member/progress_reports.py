@@ -31,6 +31,7 @@ from swarm.training.trainer_events import (
     InvitationRefused,
     MemberConvicted,
     OnProbation,
+    OtherHistory,
     OuterStep,
     RoundAborted,
     RunEntered,
@@ -207,6 +208,7 @@ class MemberReports:
         self._refusal = ""
         self._told_endorsement: Endorsement | None = None
         self._told_abort: tuple[int, str] | None = None
+        self._num_apart = 0
 
     def probation(self, replica: Replica) -> None:
         """Report how many steps of probation this member has left, and how it entered or why its invitation does not
@@ -242,6 +244,18 @@ class MemberReports:
         )
         self.on_event(event)
         return True
+
+    def apart(self, context: RunContext) -> None:
+        """Report the peers that follow another history of the run: when there are some, and when they are twice as
+        many."""
+        contradicts = context.replica.history.contradicts
+        apart = {
+            peer: link for peer, link in context.apart.items() if contradicts(link.rank[:3], link.outcome.state_digest)
+        }
+        if len(apart) >= max(1, 2 * self._num_apart):
+            self._num_apart = len(apart)
+            step = min(link.outer_step for link in apart.values())
+            self.on_event(OtherHistory(step=step, peers=tuple(apart)))
 
     def aborted(self, notice: GiveUp) -> None:
         """Report that an attempt was given up. The log has each reason once per step, since a member that is alone

@@ -11,7 +11,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -141,6 +141,8 @@ class RunMember:
         self._stopping = asyncio.Event()
         self.has_joined = False
         """True once this member has caught up with the run."""
+        self.alone = ""
+        """Says from where this member trains if it found no other one when it joined; empty if it found some."""
 
     async def __aenter__(self) -> RunMember:
         return self
@@ -353,10 +355,21 @@ class RunMember:
             state = await self._first_state(await in_own_thread(bring))
             check_genesis(state.manifest, self._run.config)
             context.replica.begin(state)
+        self._note_if_alone(context, records)
         self._reports.probation(context.replica)  # for a member that was restarted and finds nobody further
         self.has_joined = True
         self._announce("training")
         return whom_to_ask(claims_of(context, records), context.replica.roster, self._network.peer_id)
+
+    def _note_if_alone(self, context: RunContext, records: Mapping[str, TrainerRecord]) -> None:
+        """Say so if nobody is there who could have a later state: a run whose members have all left begins anew."""
+        if records.keys() - {self._network.peer_id}:
+            return
+        whence = "begins the run from its initial state"
+        if not context.replica.is_new:
+            whence = f"goes on from its own state of outer step {context.replica.outer_step}"
+        self.alone = f"no other member was found, so this one {whence}"
+        logger.warning("%s: %s", self._run.run_id, self.alone)
 
     async def _await_endorsed(
         self, context: RunContext, endorsement: Endorsement

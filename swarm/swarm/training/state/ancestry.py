@@ -34,6 +34,8 @@ MAX_SOUGHT = 256
 """Maximum peers that claim an endorsement and are asked for it. One honest peer among them is enough."""
 LATE_S = 5.0
 """Time after which other peers with the same state are asked, too, to show how it follows."""
+MAX_APART = 64
+"""Maximum peers with a state that does not follow from the trusted one that are remembered."""
 NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED_FOR_STANDING
 """Peers that are asked at a time, until one shows an endorsement. Usually one of the first does."""
 
@@ -112,7 +114,7 @@ async def links_from(reader: ProofReader, peer: str, proof: Proof, anchor: Ancho
 async def _links_after(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) -> tuple[Proof, ...] | None:
     """Return the links from `anchor` to `proof`, which has the same order and a higher rank; None if they do not lead
     there."""
-    links = list[Proof]()
+    links, is_known = list[Proof](), peer in reader.apart
     if any(reader.signatures.succession.is_enough(roster, proof.voters) for roster in anchor.rosters):
         return ()
     if anchor.rosters:
@@ -122,7 +124,7 @@ async def _links_after(reader: ProofReader, peer: str, proof: Proof, anchor: Anc
         except (SwarmError, TimeoutError) as error:
             logger.warning("%s does not show how its state follows from the trusted one: %s", short_id(peer), error)
             return None
-    if not links:
+    if not links and not is_known:
         logger.warning("%s shows a state that does not follow from the trusted one", short_id(peer))
     return tuple(links) or None
 
@@ -130,12 +132,17 @@ async def _links_after(reader: ProofReader, peer: str, proof: Proof, anchor: Anc
 async def _walk(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) -> list[Proof]:
     """Return the links from `anchor` to the one before `proof`; empty if they do not lead there."""
     succession, links, rosters, rank = reader.signatures.succession, list[Proof](), anchor.rosters, anchor.rank
+    shown = False
     async with aclosing(reader.history(peer, StandingRequest(run=reader.run, step=anchor.outer_step + 1))) as history:
         async for link in history:
+            if not shown and (peer in reader.apart or len(reader.apart) < MAX_APART):
+                reader.apart[peer] = link
+            shown = True
             if rank < link.rank < proof.rank and any(succession.is_enough(each, link.voters) for each in rosters):
                 rosters, rank = (link.roster,), link.rank
                 links.append(link)
                 if succession.is_enough(link.roster, proof.voters):
+                    reader.apart.pop(peer, None)
                     return links
     return []
 

@@ -130,6 +130,11 @@ class CertificateHistory:
         """Return the links to the states of `outer_step` and later."""
         return tuple(link for link in self._links if link.outer_step >= outer_step)
 
+    def contradicts(self, place: tuple[int, int, int], state_digest: bytes) -> bool:
+        """Return whether another state than that of `state_digest` has this `place`: its sequence, outer step and next
+        attempt. False also if the link of that place was removed."""
+        return any(link.rank[:3] == place and link.outcome.state_digest != state_digest for link in self._links)
+
     def add(self, links: Iterable[Proof]) -> None:
         """Add checked `links`."""
         known = {link.rank for link in self._links}

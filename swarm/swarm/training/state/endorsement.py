@@ -118,10 +118,7 @@ def contradicts(endorsement: Endorsement, history: CertificateHistory) -> bool:
     """Return whether `history` has another state at the place of `endorsement`. False also if `history` no longer has
     the link of that place."""
     place = (endorsement.order_sequence, endorsement.outer_step, endorsement.next_attempt)
-    return any(
-        link.rank[:3] == place and link.outcome.state_digest != endorsement.state_digest
-        for link in history.since(endorsement.outer_step)
-    )
+    return history.contradicts(place, endorsement.state_digest)
 
 
 def _read(data: bytes, signatures: RunSignatures, now: float) -> tuple[Endorsement, float]:

@@ -51,13 +51,15 @@ trainers are large."""
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProofReader:
     """Asks peers of one run for the certificates of their states, and checks them. `executor` checks large ones; None:
-    the event loop's default. `endorsements` takes in the author's endorsements that peers show."""
+    the event loop's default. `endorsements` takes in the author's endorsements that peers show. `apart` are peers whose
+    states do not follow from the trusted one, each with the earliest one after it that the peer has shown."""
 
     network: Network
     signatures: RunSignatures
     methods: Methods
     executor: Executor | None = None
     endorsements: Endorsements = field(default_factory=Endorsements)
+    apart: dict[str, Proof] = field(default_factory=dict)
     _remembered: OrderedDict[bytes, Proof] = field(default_factory=OrderedDict, repr=False)
     _checking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 

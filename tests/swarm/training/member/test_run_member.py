@@ -199,6 +199,7 @@ def test_member_that_joins_after_the_end_fetches_the_final_state_and_returns() -
             await swarm.finish()
             late = await swarm.join("late")
             members = await swarm.finish("late", "m0")
+            assert not late.trainer.alone
             assert_equal_steps(members, 3)
             assert [event.step for event in late.of(StateFetched)] == [3]
             assert not late.of(OuterStep)
@@ -213,6 +214,7 @@ def test_run_below_min_group_reports_how_many_are_missing_and_waits() -> None:
             await asyncio.sleep(40)
             aborted = alone.of(RoundAborted)
             assert 2 <= len(aborted) <= 5
+            assert alone.trainer.alone.endswith("so this one begins the run from its initial state")
             assert "1 of the 2 members that a step needs is ready" in aborted[0].reason
             await swarm.join("m1")
             assert_equal_steps(await swarm.finish(), 3)

@@ -88,7 +88,7 @@ class Laggard:
             history=self.history,
         )
         context: Any = SimpleNamespace(
-            signatures=SIGNERS[0], replica=replica, run="run", network=mine, endorsements=Endorsements()
+            signatures=SIGNERS[0], replica=replica, run="run", network=mine, endorsements=Endorsements(), apart={}
         )
         context.history = ProofReader(network=mine, signatures=SIGNERS[0], methods=Methods("run")).history
         await other.serve_stream(Methods("run").history, self._show)

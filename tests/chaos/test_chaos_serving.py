@@ -42,7 +42,7 @@ NUM_STREAMS = 8
 NUM_CHANGES = 6
 
 
-def _write_model(directory: Path) -> Path:
+def write_model(directory: Path) -> Path:
     """Write a model of random weights, with a seed for which texts do not end early."""
     run = RunConfig(name="chaos", seed=3, model={**DEFAULT_MODEL, "initializer_range": 0.1})
     export_hf(initial_theta(run), run, directory)
@@ -108,7 +108,7 @@ async def _die(servers: ServingFleet, generation: Generation, phase: str, chance
 
 
 def test_tokens_are_unchanged_by_a_hundred_kills_in_all_phases(tmp_path: Path) -> None:
-    model = _write_model(tmp_path / "chaos")
+    model = write_model(tmp_path / "chaos")
     expected = {
         (prompt, temperature): demo_answer.complete_undisturbed(
             model, prompt, NUM_TOKENS, temperature=temperature, seed=SEED
@@ -147,7 +147,7 @@ def test_tokens_are_unchanged_by_a_hundred_kills_in_all_phases(tmp_path: Path) -
 def test_no_request_fails_under_steady_load_while_nodes_join_and_leave(tmp_path: Path) -> None:
     """There are eight endless streams. Repeatedly, one server joins, and another one of the same span drains and
     leaves."""
-    model = _write_model(tmp_path / "chaos")
+    model = write_model(tmp_path / "chaos")
     expected = demo_answer.complete_undisturbed(model, SHORT, NUM_TOKENS)
     outcomes: Counter[str] = Counter()
 

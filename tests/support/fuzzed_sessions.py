@@ -28,6 +28,7 @@ from swarm.serving.session.session_actions import (
     ForgetRows,
     GrantHandover,
     OpenStage,
+    PingServers,
     Repaired,
     TakeToken,
     UpdateLink,
@@ -173,6 +174,9 @@ class SessionHistory:
                 self._send(self.messages.close(stage, 0))
                 if stage in self._attached:
                     self._attached.remove(stage)
+            case PingServers(stages):
+                silent = [stage for stage in stages if self.chance.random() < 0.1]
+                return self.state.on_pinged(stages, silent, self.now_s)
             case ForgetRows():
                 self.messages.forget()
             case Repaired(repair):

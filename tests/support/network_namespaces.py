@@ -1,12 +1,14 @@
-"""Two hosts in a separate local network: network namespaces of this machine. Needs root on Linux, and iproute2."""
+"""Network namespaces of this machine: two hosts in a separate local network, or a loopback device of one's own whose
+packets can be dropped. Needs root on Linux, and iproute2; dropping needs iptables, too."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,9 @@ class Namespace:
     def resolver(self) -> Path:
         """Return the file that is /etc/resolv.conf inside."""
         return Path("/etc/netns", self.name, "resolv.conf")
+
+
+_CLONE_NEWNET = 0x40000000
 
 
 def ip(*arguments: str) -> None:
@@ -63,3 +68,37 @@ def local_network(*addresses: Sequence[str]) -> Iterator[tuple[Namespace, Namesp
         for host in hosts:
             subprocess.run(["ip", "netns", "delete", host.name], check=False, capture_output=True, timeout=10)
             shutil.rmtree(host.resolver.parent, ignore_errors=True)
+
+
+@contextmanager
+def own_loopback() -> Iterator[None]:
+    """Move this thread, and the processes that it starts meanwhile, to a network that has only a loopback device."""
+    skip_unless_allowed()
+    if shutil.which("iptables") is None:
+        pytest.skip("dropping packets needs iptables")
+    libc = ctypes.CDLL(None, use_errno=True)
+    with Path("/proc/thread-self/ns/net").open() as before:
+        if libc.unshare(_CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "unshare")
+        try:
+            ip("link", "set", "lo", "up")
+            yield
+        finally:
+            libc.setns(before.fileno(), _CLONE_NEWNET)
+
+
+@contextmanager
+def dropping(ports: Collection[int]) -> Iterator[None]:
+    """Drop what goes to or from these TCP ports, so that nobody gets a reset."""
+    rules = [("-p", "tcp", side, str(port), "-j", "DROP") for port in ports for side in ("--dport", "--sport")]
+    _change("-A", rules)
+    try:
+        yield
+    finally:
+        _change("-D", rules)
+
+
+def _change(action: str, rules: Sequence[Sequence[str]]) -> None:
+    lines = "".join(f"{action} INPUT {' '.join(rule)}\n" for rule in rules)
+    restore = ["iptables-restore", "--noflush", "--wait"]
+    subprocess.run(restore, input=f"*filter\n{lines}COMMIT\n", text=True, check=True, capture_output=True, timeout=10)

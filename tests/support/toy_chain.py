@@ -29,6 +29,7 @@ from swarm.serving.session.session_actions import (
     FindServers,
     GrantHandover,
     OpenStage,
+    PingServers,
     Repaired,
     TakeToken,
     UpdateLink,
@@ -230,6 +231,8 @@ class ToyWorld:
                     if cause is FailureCause.VIOLATION and not self.servers[peer_id].is_spoilt:
                         self.judged.append(peer_id)
                     self._avoid[peer_id] = self.now_s + backoff_s
+                case PingServers():
+                    self.ping(action)
                 case Repaired(repair, num_tokens):
                     self.num_anew += "only others" in str(repair.error)
                     self.repaired.append((repair.lost_peer, num_tokens))
@@ -245,6 +248,17 @@ class ToyWorld:
                     pass
         if follows:
             self.carry_out(follows)
+
+    def ping(self, action: PingServers) -> None:
+        """Report later which servers did not answer at once."""
+        asked = action.stages
+        silent = [
+            stage
+            for stage in asked
+            if not (server := self.servers[stage.peer_id]).is_up or server.stalled_until_s > self.now_s
+        ]
+        after_s = action.timeout_s if silent else 2 * self.max_delay_s
+        self.later(after_s, lambda: self.carry_out(self.state.on_pinged(asked, silent, self.now_s)))
 
     def look(self, find: FindServers, give_up_s: float) -> None:
         repair = find.repair

@@ -40,7 +40,7 @@ def test_round_goes_on_whatever_members_and_strangers_say() -> None:
 
 
 def test_session_goes_on_whatever_its_servers_say() -> None:
-    happened = histories(play_session, 160)
+    happened = histories(play_session, 480)
     assert not names(session_state.Action) - happened.keys()
     assert happened["violations"] > 500
     assert happened["TakeToken"] > 100

@@ -13,7 +13,7 @@ import random
 from collections.abc import Sequence
 from itertools import pairwise
 
-from swarm_protocol.errors import PeerViolation, SwarmError
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 
 from swarm.network.interface import Network
 
@@ -88,8 +88,10 @@ class RoundTrips:
     async def _answers(self, peer_id: str, timeout_s: float) -> bool:
         try:
             await self._network.call(peer_id, PING_METHOD, b"", timeout_s=timeout_s, max_bytes=0)
-        except SwarmError:
+        except (PeerTimeout, PeerUnreachable):
             return False
+        except SwarmError:
+            pass  # a refusal is an answer
         return True
 
     def known_s(self, peer_id: str) -> float | None:

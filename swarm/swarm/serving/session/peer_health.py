@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
 
@@ -56,6 +58,9 @@ FAILING_S = 60.0
 MEASURE_S = 5.0
 """Timeout of a round-trip measurement in seconds: a peer that takes longer counts as far away."""
 
+HEARD_S = 0.25
+"""Seconds for which a server that a session has heard of counts as there: less than any session waits for news."""
+
 MAX_PEERS = 1024
 
 logger = logging.getLogger(__name__)
@@ -97,20 +102,43 @@ class PeerHealth:
         self._measuring: asyncio.Task[object] | None = None
         self._failures = NewestItems[str, _Failures](MAX_PEERS)
         self._refusals = NewestItems[str, _Refusal](MAX_PEERS)
+        self._heard_s = NewestItems[str, float](MAX_PEERS)
+        self._pings: dict[str, asyncio.Task[set[str]]] = {}
         self._load: Counter[str] = Counter()
         self._distrusted_s = NewestItems[str, float](MAX_PEERS)
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
 
     async def close(self) -> None:
-        if self._measuring is not None:
-            self._measuring.cancel()
-            await asyncio.wait({self._measuring})
+        tasks = {*self._pings.values(), *([self._measuring] if self._measuring is not None else [])}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def measure(self, peer_ids: Iterable[str]) -> None:
         """Measure the round trips to these peers in the background, unless a measurement is under way."""
         if self._measuring is None or self._measuring.done():
             measuring = self._membership.rtts_ms(list(peer_ids), timeout_s=MEASURE_S)
             self._measuring = asyncio.create_task(measuring, name="measure round trips")
+
+    async def silent(self, peer_ids: Collection[str], *, timeout_s: float) -> set[str]:
+        """Return the peers that do not answer a ping within `timeout_s`, or of one that is under way. A peer that a
+        session has just heard of is not pinged."""
+        loop = asyncio.get_running_loop()
+        since_s = loop.time() - HEARD_S
+        asked = [peer_id for peer_id in peer_ids if self._heard_s.get(peer_id, -math.inf) < since_s]
+        for peer_id in asked:
+            if peer_id not in self._pings:
+                ping = loop.create_task(self._membership.silent([peer_id], timeout_s=timeout_s), name=f"ping {peer_id}")
+                self._pings[peer_id] = ping
+                ping.add_done_callback(partial(self._on_pinged, peer_id))
+        answers = await asyncio.gather(*(asyncio.shield(self._pings[peer_id]) for peer_id in asked))
+        return set().union(*answers)
+
+    def _on_pinged(self, peer_id: str, ping: asyncio.Task[set[str]]) -> None:
+        del self._pings[peer_id]
+        if not ping.cancelled() and ping.exception() is None and not ping.result():
+            self._heard_s[peer_id] = asyncio.get_running_loop().time()
 
     @property
     def avoid(self) -> set[str]:
@@ -207,6 +235,7 @@ class PeerHealth:
     def worked(self, peer_id: str) -> None:
         """Forget the peer's failures, since it has answered. What it answers in one session says nothing about room for
         another, so its refusals stay."""
+        self._heard_s[peer_id] = asyncio.get_running_loop().time()
         self._failures.pop(peer_id, None)
 
     def made_room(self, peer_id: str) -> None:

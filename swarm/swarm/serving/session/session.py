@@ -53,6 +53,7 @@ from swarm.serving.session.session_actions import (
     ForgetRows,
     GrantHandover,
     OpenStage,
+    PingServers,
     Repaired,
     TakeToken,
     UpdateLink,
@@ -67,6 +68,12 @@ logger = logging.getLogger(__name__)
 MAX_STEP_BYTES = 2 * 2**20
 """Maximum bytes of activations in one step. Several steps of many clients wait at a server, some hundred MiB in
 total."""
+
+STOPPED_S = 1.0
+"""A timer that comes later than this shows that this process was stopped, and not the servers."""
+
+READ_S = 0.5
+"""Seconds in which a process that was stopped reads what servers have sent, before it judges them."""
 
 
 class ReplayMemoryFull(ConfigError):
@@ -226,7 +233,7 @@ class Session:
             self._is_busy = False
         self._set_timer()
 
-    def _do(self, action: Action) -> None:  # noqa: C901 a case an action
+    def _do(self, action: Action) -> None:  # noqa: C901, PLR0912 a case an action
         match action:
             case Feed(stage):
                 self._send(stage, self._messages.step(action, self._state.pipeline.buffers[stage.start]))
@@ -244,6 +251,8 @@ class Session:
                 self._start(self._find(action), name="find servers")
             case AvoidPeer():
                 self._health.blame(action, self._messages.room_tokens)
+            case PingServers():
+                self._start(self._ping(action), name="ping servers")
             case ForgetRows(peers):
                 self._messages.forget()
                 for peer_id in peers:
@@ -410,6 +419,13 @@ class Session:
             new = [Stage.at(hop, row_bytes=self._messages.row_bytes(hop.start), is_local=hop in kept) for hop in chain]
             self._carry_out(self._state.on_found(repair, new, self._loop.time()))
 
+    async def _ping(self, action: PingServers) -> None:
+        # the others are still being dialled, which takes its own time
+        asked = [stage for stage in action.stages if stage in self._connections and not stage.is_local]
+        silent = await self._health.silent({stage.peer_id for stage in asked}, timeout_s=action.timeout_s)
+        lost = [stage for stage in asked if stage.peer_id in silent]
+        self._carry_out(self._state.on_pinged(asked, lost, self._loop.time()))
+
     def _check_memory(self, starts: set[int]) -> None:
         """Check the memory for the inputs of spans that begin at `starts`. Raises ReplayMemoryFull if it is too
         much."""
@@ -435,8 +451,14 @@ class Session:
         self._timer = self._loop.call_at(due_s, self._tick)
 
     def _tick(self) -> None:
+        now_s, due_s = self._loop.time(), self._timer_s
         self._timer, self._timer_s = None, math.inf
-        self._react(partial(self._state.tick, self._loop.time()))
+        if now_s - due_s > STOPPED_S:
+            # this process stood still: what the servers sent meanwhile is read first
+            self._timer_s = now_s + READ_S
+            self._timer = self._loop.call_at(self._timer_s, self._tick)
+            return
+        self._react(partial(self._state.tick, now_s))
 
 
 def _lacks_room(error: SwarmError) -> bool:

@@ -96,6 +96,15 @@ class AvoidPeer:
 
 
 @dataclass(frozen=True, slots=True)
+class PingServers:
+    """Ask the servers of these stages whether they are there, within `timeout_s`, and report the result by
+    `on_pinged`."""
+
+    stages: tuple[Stage, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetRows:
     """Forget the rows that earlier sessions kept, too, and prefer other servers to `peers`, one of which sent bad
     rows."""
@@ -141,6 +150,7 @@ Action: TypeAlias = (
     | UpdateLink
     | CloseStage
     | AvoidPeer
+    | PingServers
     | ForgetRows
     | Repaired
     | TakeToken

@@ -37,6 +37,7 @@ from swarm.serving.session.session_actions import (
     OpenStage,
     Repaired,
 )
+from swarm.serving.session.silence import SilenceWatch
 from swarm.serving.session.stage import LostToken, Repair, Stage, StepReport
 
 OPEN_S = 10.0
@@ -66,6 +67,7 @@ class SessionState:
         self.error: SwarmError | None = None
         self._begin_token()
         self._has_opened = False
+        self._silence = SilenceWatch()
         self._actions: list[Action] = []
         self.pipeline = Pipeline(num_blocks, new_buffer, max_step_tokens=max_step_tokens)
 
@@ -84,6 +86,7 @@ class SessionState:
         The servers may draw `ahead` more, each of which becomes the next input. `follow` is called with each of these.
         """
         self.pipeline.ask(rows, ahead, now_s)
+        self._silence.begin(now_s)
         self._begin_token()
         for repair in self.repairs:
             if repair.is_idle:
@@ -139,6 +142,7 @@ class SessionState:
     def on_opened(self, stage: Stage, opened: SequenceReady, now_s: float) -> list[Action]:
         """Record that the server has opened a sequence for the stage. Raises PeerViolation if its answer is
         impossible."""
+        self._silence.hear(stage, now_s)
         repair = self._repair_with(stage)
         if stage.opened:
             raise PeerViolation("the server opened a session twice")
@@ -156,6 +160,7 @@ class SessionState:
         """Process a server's report. Raises PeerViolation if the report is impossible."""
         if stage not in self.stages:
             return []
+        self._silence.hear(stage, now_s)
         self._actions += self.pipeline.on_report(stage, report, now_s)
         return self._decide(now_s)
 
@@ -163,6 +168,7 @@ class SessionState:
         """Process a server's confirmation of its neighbours. Raises PeerViolation if the confirmation is impossible."""
         if stage not in self.stages:
             return []
+        self._silence.hear(stage, now_s)
         self.pipeline.on_link_ack(stage, num_links, position)
         return self._decide(now_s)
 
@@ -174,6 +180,12 @@ class SessionState:
 
     def on_lost(self, stage: Stage, error: SwarmError, cause: FailureCause, now_s: float) -> list[Action]:
         self._lose(stage, error, cause, now_s)
+        return self._decide(now_s)
+
+    def on_pinged(self, asked: Sequence[Stage], silent: Sequence[Stage], now_s: float) -> list[Action]:
+        """Replace servers that did not answer a ping. `asked` are all that were pinged."""
+        for stage in self._silence.lost(asked, silent, now_s):
+            self._lose_silent(stage, "the server does not answer a ping", now_s)
         return self._decide(now_s)
 
     def give_up(self, error: SwarmError, now_s: float) -> list[Action]:
@@ -192,6 +204,9 @@ class SessionState:
         if self.pipeline.lost_token.due_s <= now_s:
             for stage in list(self.pipeline.lost_token.suspects):
                 self._lose_silent(stage, "the server did not hear in time who its neighbours are", now_s)
+        if self._silence_due_s() <= now_s:
+            opening = [stage for repair in self.repairs for stage in repair.new if not stage.opened]
+            self._actions.append(self._silence.ask([*self.stages, *opening]))
         for repair in list(self.repairs):
             awaited = self._awaited(repair)
             if repair.open_by_s <= now_s and awaited is not None:
@@ -205,7 +220,10 @@ class SessionState:
         times = [min(stage.deadline.due_s, stage.deadline.feed_again_s) for stage in self.stages]
         times += [repair.open_by_s for repair in self.repairs if self._awaited(repair) is not None]
         times += [stage.replace_from_s for stage in self.stages if stage.is_leaving and not self._is_replaced(stage)]
-        return min([*times, self.pipeline.lost_token.due_s])
+        return min([*times, self.pipeline.lost_token.due_s, self._silence_due_s()])
+
+    def _silence_due_s(self) -> float:
+        return self._silence.due_s if self.pipeline.is_asked else math.inf
 
     def _decide(self, now_s: float) -> list[Action]:
         if self.error is None:

@@ -30,12 +30,8 @@ from swarm.serving.session.trace import HopTrace
 from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
 
 FLOOR_S = 5.0
-"""Minimum seconds for a step of a server that is not known yet: a busy machine may pause for a second or two."""
-
-KNOWN_FLOOR_S = 2.5
-"""The minimum for a server whose last KNOWN_STEPS tokens each took at most a tenth of this: a pause is rare there."""
-
-KNOWN_STEPS = 8
+"""Minimum seconds for a step of a server that answers pings: `silence` notices one that is stopped or cut off
+sooner."""
 
 FACTOR = 8.0
 """A step may take this many times as long as steps so far, since another session's prefill may run first."""
@@ -52,20 +48,17 @@ ever."""
 class StepTimer:
     """Estimates how long a step may take: at first from the server's own claim, then from its steps so far."""
 
-    __slots__ = ("_decode_s", "_num_quick", "_prefill_s")
+    __slots__ = ("_decode_s", "_prefill_s")
 
     def __init__(self, record: ServeRecord, num_blocks: int) -> None:
         crowd = 1 + record.queue_depth
         self._decode_s = num_blocks * record.decode_ms_per_block * crowd / 1000
         self._prefill_s = num_blocks * record.prefill_ms_per_token * crowd / 1000
-        self._num_quick = 0
 
     def timeout_s(self, num_tokens: int, num_bytes: int) -> float:
         expected_s = self._decode_s if num_tokens == 1 else self._prefill_s * num_tokens
-        is_known = num_tokens == 1 and self._num_quick >= KNOWN_STEPS
-        floor_s = KNOWN_FLOOR_S if is_known else FLOOR_S
         max_s = MAX_TOKEN_S if num_tokens == 1 else MAX_COMPUTE_S
-        return floor_s + min(FACTOR * expected_s, max_s) + num_bytes / SLOWEST_BYTES_PER_S
+        return FLOOR_S + min(FACTOR * expected_s, max_s) + num_bytes / SLOWEST_BYTES_PER_S
 
     def expected_s(self, num_tokens: int) -> float:
         """Return the seconds that a prompt of `num_tokens` takes if nothing else runs, at most MAX_COMPUTE_S."""
@@ -74,7 +67,6 @@ class StepTimer:
     def took(self, num_tokens: int, seconds: float) -> None:
         if num_tokens == 1:
             self._decode_s += 0.2 * (seconds - self._decode_s)
-            self._num_quick = self._num_quick + 1 if seconds <= KNOWN_FLOOR_S / 10 else 0
         else:
             self._prefill_s += 0.2 * (seconds / num_tokens - self._prefill_s)
 

@@ -71,7 +71,7 @@ def test_trace_of_a_token_leaves_out_the_time_of_a_failover(boxes: Any, llama_di
             undisturbed = box.generate()
             assert [token.token_id async for token in undisturbed] == box.expected()
             token_ms = sum(hop["ms_per_step"] for hop in undisturbed.trace()["hops"])
-            assert token_ms >= 3 * 200, "three servers take 200 ms each"
+            assert token_ms >= 3 * 200 - 1e-6, "three servers take 200 ms each"
 
             generation, tokens = box.generate(), []
             async for token in generation:

@@ -7,6 +7,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from swarm.serving.session.peer_health import (
     FAILING_S,
+    HEARD_S,
     LEAVING_BACKOFF_S,
     LEAVING_REST_S,
     MAX_BACKOFF_S,
@@ -216,6 +217,31 @@ def test_measuring_runs_once_at_a_time_and_ends_with_the_connections() -> None:
         assert [call.args for call in known.rtts_ms.await_args_list] == [(["a"],), (["b"],)]
         await health.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    virtual_time.run(main())
+
+
+def test_silent_peers_are_pinged_once_for_all_sessions_and_not_if_one_has_just_heard_of_them() -> None:
+    async def main() -> None:
+        known = membership()
+
+        async def silent(peer_ids: list[str], *, timeout_s: float) -> set[str]:
+            await asyncio.sleep(timeout_s if peer_ids == ["stopped"] else 0.01)
+            return {"stopped"} & set(peer_ids)
+
+        known.silent = AsyncMock(side_effect=silent)
+        health = PeerHealth(known)
+        asked = [health.silent({"stopped", "there"}, timeout_s=1.0) for _ in range(5)]
+        assert await asyncio.gather(*asked) == [{"stopped"}] * 5
+        assert known.silent.await_count == 2
+        health.worked("stopped")
+        assert await health.silent(["stopped"], timeout_s=1.0) == set()
+        await asyncio.sleep(2 * HEARD_S)
+        leaving = asyncio.create_task(health.silent(["stopped"], timeout_s=1.0))
+        await asyncio.sleep(0.1)
+        leaving.cancel()
+        await health.close()
+        assert asyncio.all_tasks() - {leaving} == {asyncio.current_task()}
 
     virtual_time.run(main())
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 from unittest.mock import AsyncMock, patch
 
@@ -19,7 +20,8 @@ from swarm.router.routing import NoChain
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.session import MAX_STEP_BYTES, Session
-from swarm.serving.session.stage import FLOOR_S, KNOWN_FLOOR_S, KNOWN_STEPS, MAX_TOKEN_S
+from swarm.serving.session.silence import ANSWER_S, QUIET_S
+from swarm.serving.session.stage import FLOOR_S, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerUnreachable, SessionError, SwarmError
@@ -68,8 +70,8 @@ class World:
 
 
 @asynccontextmanager
-async def world(spans: Sequence[tuple[int, int]] = THIRDS * 2) -> AsyncIterator[World]:
-    internet = MemoryInternet(detection_s=0, default_link=LinkModel(latency_s=RTT_S / 2))
+async def world(spans: Sequence[tuple[int, int]] = THIRDS * 2, *, detection_s: float = 0.0) -> AsyncIterator[World]:
+    internet = MemoryInternet(detection_s=detection_s, default_link=LinkModel(latency_s=RTT_S / 2))
     async with AsyncExitStack() as stack:
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
@@ -268,40 +270,98 @@ def test_session_gives_the_same_tokens_when_two_servers_die_at_once(looped: bool
     run(scenario())
 
 
-@pytest.mark.parametrize(("after", "floor_s"), [(4, FLOOR_S), (KNOWN_STEPS + 1, KNOWN_FLOOR_S)])
-def test_session_gives_a_stalled_server_up_sooner_when_its_speed_is_known(after: int, floor_s: float) -> None:
+def test_session_gives_a_server_up_that_answers_pings_and_no_step() -> None:
     async def scenario() -> None:
         async with world() as w:
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
 
                 def strike(index: int) -> None:
-                    if index == after:
+                    if index == 4:
                         w.server_of(session, 1).spoil = lambda result: None
 
-                assert await generate(session, after + 6, strike) == expected_tokens(PROMPT, after + 6, NUM_BLOCKS)
+                assert await generate(session, 10, strike) == EXPECTED
             (replay,) = trace.replays
-            assert floor_s * 1000 < replay.failover_ms < (floor_s + 1) * 1000
+            assert FLOOR_S * 1000 < replay.failover_ms < (FLOOR_S + 1) * 1000
             assert replay.reason == "the server did not answer in time"
 
     run(scenario())
 
 
-def test_session_waits_longer_for_a_server_that_was_slow_lately() -> None:
+@pytest.mark.parametrize("looped", [False, True])
+@pytest.mark.parametrize("silent", [(0,), (1,), (2,), (0, 2)])
+def test_session_gives_servers_up_at_once_that_answer_no_ping(silent: tuple[int, ...], looped: bool) -> None:
     async def scenario() -> None:
-        async with world() as w:
+        async with world(detection_s=1e6) as w:
+            trace, waited_s = Trace(model=MODEL), list[float]()
+            async with w.session(trace) as session:
+
+                def strike(index: int) -> None:
+                    waited_s.append(asyncio.get_running_loop().time())
+                    if index == 5:
+                        w.internet.partition([[w.server_of(session, at).network.peer_id] for at in silent])
+
+                assert await generate(session, 10, strike, looped=looped) == EXPECTED
+            assert [replay.reason for replay in trace.replays] == ["the server does not answer a ping"] * len(silent)
+            pause_s = max(after - before for before, after in pairwise(waited_s))
+            assert QUIET_S + ANSWER_S < pause_s < QUIET_S + ANSWER_S + 0.5
+            w.internet.heal()
+            await w.all_freed()
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_session_blames_no_server_when_its_own_line_pauses(looped: bool) -> None:
+    async def scenario() -> None:
+        async with world(detection_s=1e6) as w:
             trace = Trace(model=MODEL)
             async with w.session(trace) as session:
-                await session.next_token(PROMPT, TokenDraw())
-                timer = session._state.stages[1].timer
-                assert timer.timeout_s(1, 0) > FLOOR_S
-                for _ in range(KNOWN_STEPS):
-                    timer.took(1, 0.02)
-                assert timer.timeout_s(1, 0) < FLOOR_S
-                assert timer.timeout_s(2, 0) > FLOOR_S, "a prompt must not change it"
-                timer.took(1, 1.0)
-                assert timer.timeout_s(1, 0) > FLOOR_S
+
+                def strike(index: int) -> None:
+                    if index == 5:
+                        w.internet.partition([[w.network.peer_id]])
+                        asyncio.get_running_loop().call_later(0.8 * FLOOR_S, w.internet.heal)
+
+                assert await generate(session, 10, strike, looped=looped) == EXPECTED
             assert trace.replays == []
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("looped", [False, True])
+def test_session_blames_no_server_when_its_own_process_was_stopped(looped: bool) -> None:
+    async def scenario() -> None:
+        async with world() as w:
+            trace, loop = Trace(model=MODEL), asyncio.get_running_loop()
+            assert isinstance(loop, virtual_time.VirtualTimeLoop)
+            async with w.session(trace) as session:
+
+                def strike(index: int) -> None:
+                    if index == 5:
+                        loop._now_s += 30.0  # no callback ran meanwhile
+
+                assert await generate(session, 10, strike, looped=looped) == EXPECTED
+            assert trace.replays == []
+
+    run(scenario())
+
+
+def test_session_opens_at_another_server_when_one_answers_no_ping() -> None:
+    async def scenario() -> None:
+        async with world(detection_s=1e6) as w:
+            async with w.session() as session:
+                assert await generate(session) == EXPECTED
+                stopped = w.server_of(session, 1)
+            await w.all_freed()
+            w.internet.partition([[stopped.network.peer_id]])
+            since_s = asyncio.get_running_loop().time()
+            with patch.object(w.membership, "known_rtts_ms", return_value={stopped.network.peer_id: 0.0}):
+                async with w.session() as session:
+                    assert await generate(session) == EXPECTED
+            assert asyncio.get_running_loop().time() - since_s < QUIET_S + ANSWER_S + 1
+            w.internet.heal()
+            await w.all_freed()
 
     run(scenario())
 

@@ -177,7 +177,8 @@ def test_state_computes_copies_again_that_were_lost_with_their_server() -> None:
 def test_state_feeds_a_stalled_stage_once_more_and_then_gives_it_up() -> None:
     world = toy()
     first = world.ask(list(range(20)))
-    served_by(world, 1).stalled_until_s = 1e9
+    for sequence in served_by(world, 1).sequences.values():
+        sequence.busy_until_s = 1e9  # it answers pings
     since_s = world.now_s
     world.ask(first)
     assert FLOOR_S < world.now_s - since_s < FLOOR_S + 1
@@ -422,8 +423,8 @@ def test_lost_last_stage_delays_the_next_token_until_no_stage_has_another_one() 
     actions = state.on_lost(last, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
     assert {action.stage for action in actions if isinstance(action, UpdateLink)} == {first, middle}
     state.on_link_ack(first, 1, 4, 1.0)
-    assert state.next_due_s() == pytest.approx(1.0 + FLOOR_S, abs=0.1)
-    assert state.tick(state.next_due_s()), "a server that does not answer must be replaced"
+    assert state.pipeline.lost_token.due_s == pytest.approx(1.0 + FLOOR_S, abs=0.1)
+    assert state.tick(state.pipeline.lost_token.due_s), "a server that does not answer must be replaced"
     assert state.stages == [first]
 
 

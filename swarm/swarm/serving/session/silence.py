@@ -1,0 +1,62 @@
+"""Decides when a client asks the servers of a session whether they are still there, and which of them to give up.
+
+A server answers a ping at once, however long its step takes. One that is stopped or cut off answers none. So a client
+that hears nothing pings all servers of the chain, and replaces those that stay silent, long before a slow step would be
+too late. Pure: times are arguments, and `session` pings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from swarm.serving.session.session_actions import PingServers
+from swarm.serving.session.stage import Stage
+
+QUIET_S = 0.5
+"""Seconds of a request without a word from any server, after which all of them are pinged."""
+
+ANSWER_S = 1.5
+"""Seconds for an answer: a busy machine or a radio link may pause for a second. It doubles with each time that servers
+of the session are given up for silence, up to MAX_ANSWER_S, since the line may only be slow, and each time has rows run
+again."""
+
+MAX_ANSWER_S = 6.0
+
+
+class SilenceWatch:
+    """Watches one session during its requests. The servers are to be asked at `due_s`."""
+
+    def __init__(self) -> None:
+        self.due_s = math.inf
+        self._is_asking = False
+        self._heard: set[Stage] = set()
+        self._answer_s = ANSWER_S
+
+    def begin(self, now_s: float) -> None:
+        """Start to watch, since a request begins."""
+        if not self._is_asking:
+            self.due_s = now_s + QUIET_S
+
+    def hear(self, stage: Stage, now_s: float) -> None:
+        """Record that something has come from the stage's server."""
+        self._heard.add(stage)
+        self.begin(now_s)
+
+    def ask(self, stages: Sequence[Stage]) -> PingServers:
+        """Return the action that pings the servers of these stages."""
+        self.due_s, self._is_asking = math.inf, True
+        self._heard.clear()
+        return PingServers(tuple(stages), self._answer_s)
+
+    def lost(self, asked: Sequence[Stage], silent: Sequence[Stage], now_s: float) -> list[Stage]:
+        """Return the stages to give up, of those that were `asked` and whose servers were `silent`. There are none if
+        all are silent: then it is this client's own line that pauses, as far as anybody can tell."""
+        self._is_asking = False
+        self.begin(now_s)
+        lost = [stage for stage in silent if stage not in self._heard]
+        if len(lost) == len(asked) > 1:
+            return []
+        if lost:
+            self._answer_s = min(2 * self._answer_s, MAX_ANSWER_S)
+        return lost

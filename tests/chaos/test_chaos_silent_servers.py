@@ -1,0 +1,130 @@
+"""Servers that stop in mid-answer and do not crash: their process, their libp2p daemon, or their line.
+
+    .venv/bin/python -m pytest tests/chaos/test_chaos_silent_servers.py -m chaos -s
+
+Nobody is told of such a stop: the machine's kernel keeps the connections open. Each server is continued once the answer
+is over, so that the next trial finds it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+from chaos.test_chaos_serving import LONG, SHORT, write_model
+from support.network_namespaces import dropping, own_loopback
+from support.serving_fleet import ServingFleet, serving_fleet
+from swarm.client import SamplingParams
+from swarm_node.demo import demo_answer
+from swarm_node.demo.nodes import NodeState
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+SPANS = ((0, 2), (2, 4), (4, 6))
+PLACES = ((0,), (1,), (2,), (1, 2))  # of the servers that stop, in the chain
+PHASES = ("decode", "prefill")
+NUM_TOKENS = 96
+FATAL_TOKEN = 24
+BACK_S = 20.0
+
+
+@contextmanager
+def _stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _silenced(servers: ServingFleet, node: NodeState, what: str) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the server, its daemon or its line is stopped."""
+    process = psutil.Process(servers.fleet.processes[node.name].process.pid)
+    if what == "process":
+        return _stopped(process.pid)
+    (daemon,) = process.children()
+    if what == "daemon":
+        return _stopped(daemon.pid)
+    return dropping({connection.laddr.port for connection in daemon.net_connections("tcp")})
+
+
+async def _trial(servers: ServingFleet, what: str, places: tuple[int, ...], phase: str) -> tuple[str, float, list[str]]:
+    """Get one answer during which servers fall silent. Return the text, the longest pause in seconds from then on, and
+    why servers were replaced."""
+    generation = servers.client.generate(
+        model="chaos",
+        prompt=LONG if phase == "prefill" else SHORT,
+        max_tokens=NUM_TOKENS,
+        sampling=SamplingParams(temperature=0.0),
+    )
+    texts, times = list[str](), list[float]()
+    with ExitStack() as silent:
+
+        def strike() -> None:
+            for place in places:
+                peer_id = generation.trace()["hops"][place]["peer_id"]
+                silent.enter_context(_silenced(servers, servers.find(peer_id), what))
+            times.append(time.monotonic())
+
+        async def strike_soon() -> None:
+            while not generation.trace()["hops"]:
+                await asyncio.sleep(0.001)
+            strike()
+
+        async with contextlib.aclosing(generation), asyncio.TaskGroup() as tasks:
+            if phase == "prefill":
+                tasks.create_task(strike_soon())
+            async for token in generation:
+                texts.append(token.text)
+                if phase == "decode" and len(texts) == FATAL_TOKEN:
+                    strike()
+                elif times:
+                    times.append(time.monotonic())
+    pause_s = max(after - before for before, after in pairwise(times))
+    return "".join(texts), pause_s, [replay["reason"] for replay in generation.trace()["replays"]]
+
+
+async def _until_back(servers: ServingFleet) -> None:
+    """Wait until all servers are listed, without a session, and answer pings."""
+    async with asyncio.timeout(BACK_S):
+        while True:
+            records = await servers.client.servers("chaos")
+            if len(records) == 2 * len(SPANS) and not any(record.queue_depth for record in records.values()):
+                return
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("kinds", [("process", "daemon"), ("line",)], ids=" and ".join)
+def test_tokens_are_unchanged_when_servers_fall_silent_and_the_pause_is_short(
+    tmp_path: Path, kinds: tuple[str, ...]
+) -> None:
+    model = write_model(tmp_path / "chaos")
+    expected = {prompt: demo_answer.complete_undisturbed(model, prompt, NUM_TOKENS) for prompt in (SHORT, LONG)}
+    pauses_s: list[float] = []
+
+    async def main() -> None:
+        async with serving_fleet(tmp_path, model, 2 * SPANS, "--threads", "1") as servers:
+            for number, (what, places) in enumerate((what, places) for what in kinds for places in PLACES):
+                phase = PHASES[number % 2]
+                text, pause_s, reasons = await _trial(servers, what, places, phase)
+                print(f"{what:>8} {places} {phase:>8}: {pause_s:.2f} s, {', '.join(reasons)}")
+                assert text == expected[LONG if phase == "prefill" else SHORT], f"{what} of {places} in {phase}"
+                assert len(reasons) >= len(places), "each silent server must have been replaced"
+                pauses_s.append(pause_s)
+                await _until_back(servers)
+
+    with own_loopback() if "line" in kinds else contextlib.nullcontext():
+        asyncio.run(main())
+    print(f"{len(pauses_s)} answers: pause p50 {statistics.median(pauses_s):.2f} s, max {max(pauses_s):.2f} s")
+    assert statistics.median(pauses_s) < 4
+    assert max(pauses_s) < 8

@@ -1,0 +1,52 @@
+"""When a client asks whether the servers of a session are there, and which of them it gives up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from support.toy_chain import ToyWorld
+from swarm.serving.session.silence import ANSWER_S, MAX_ANSWER_S, QUIET_S, SilenceWatch
+from swarm.serving.session.stage import Stage
+
+
+@pytest.fixture
+def stages() -> list[Stage]:
+    world = ToyWorld(1, num_blocks=3, spans=[(0, 1), (1, 2), (2, 3)])
+    return [world.new_stage(f"s{index}", index, index + 1) for index in range(3)]
+
+
+def test_servers_are_asked_when_none_was_heard_of_for_a_while(stages: list[Stage]) -> None:
+    watch = SilenceWatch()
+    assert watch.due_s == math.inf
+    watch.begin(10.0)
+    watch.hear(stages[0], 10.2)
+    assert watch.due_s == 10.2 + QUIET_S
+    assert watch.ask(stages).stages == tuple(stages)
+    watch.hear(stages[0], 11.0)
+    assert watch.due_s == math.inf, "one question at a time"
+    watch.lost(stages, [], 11.5)
+    assert watch.due_s == 11.5 + QUIET_S
+
+
+def test_server_is_kept_that_was_heard_of_after_it_was_asked(stages: list[Stage]) -> None:
+    watch = SilenceWatch()
+    watch.ask(stages)
+    watch.hear(stages[1], 1.0)
+    assert watch.lost(stages, stages[1:], 2.0) == stages[2:]
+
+
+@pytest.mark.parametrize("num_asked", [1, 2, 3])
+def test_no_server_is_given_up_when_all_of_several_are_silent(stages: list[Stage], num_asked: int) -> None:
+    watch, asked = SilenceWatch(), stages[:num_asked]
+    watch.ask(asked)
+    assert watch.lost(asked, asked, 2.0) == (asked if num_asked == 1 else [])
+
+
+def test_later_answers_may_take_longer_when_servers_were_given_up(stages: list[Stage]) -> None:
+    watch = SilenceWatch()
+    found = []
+    for _ in range(4):
+        found.append(watch.ask(stages).timeout_s)
+        watch.lost(stages, stages[:1], 2.0)
+    assert found == [ANSWER_S, 2 * ANSWER_S, MAX_ANSWER_S, MAX_ANSWER_S]

@@ -31,7 +31,8 @@ from swarm_node.demo.nodes import NodeState
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
 SPANS = ((0, 2), (2, 4), (4, 6))
-PLACES = ((0,), (1,), (2,), (1, 2))  # of the servers that stop, in the chain
+STOPS = (("process", (0,)), ("process", (1,)), ("process", (2,)), ("daemon", (1, 2)))
+LINES = (("line", (1,)),)
 PHASES = ("decode", "prefill")
 NUM_TOKENS = 96
 FATAL_TOKEN = 24
@@ -104,9 +105,9 @@ async def _until_back(servers: ServingFleet) -> None:
             await asyncio.sleep(0.1)
 
 
-@pytest.mark.parametrize("kinds", [("process", "daemon"), ("line",)], ids=" and ".join)
+@pytest.mark.parametrize("cases", [STOPS, LINES], ids=["stops", "lines"])
 def test_tokens_are_unchanged_when_servers_fall_silent_and_the_pause_is_short(
-    tmp_path: Path, kinds: tuple[str, ...]
+    tmp_path: Path, cases: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> None:
     model = write_model(tmp_path / "chaos")
     expected = {prompt: demo_answer.complete_undisturbed(model, prompt, NUM_TOKENS) for prompt in (SHORT, LONG)}
@@ -114,7 +115,7 @@ def test_tokens_are_unchanged_when_servers_fall_silent_and_the_pause_is_short(
 
     async def main() -> None:
         async with serving_fleet(tmp_path, model, 2 * SPANS, "--threads", "1") as servers:
-            for number, (what, places) in enumerate((what, places) for what in kinds for places in PLACES):
+            for number, (what, places) in enumerate(cases):
                 phase = PHASES[number % 2]
                 text, pause_s, reasons = await _trial(servers, what, places, phase)
                 print(f"{what:>8} {places} {phase:>8}: {pause_s:.2f} s, {', '.join(reasons)}")
@@ -123,7 +124,7 @@ def test_tokens_are_unchanged_when_servers_fall_silent_and_the_pause_is_short(
                 pauses_s.append(pause_s)
                 await _until_back(servers)
 
-    with own_loopback() if "line" in kinds else contextlib.nullcontext():
+    with own_loopback() if cases is LINES else contextlib.nullcontext():
         asyncio.run(main())
     print(f"{len(pauses_s)} answers: pause p50 {statistics.median(pauses_s):.2f} s, max {max(pauses_s):.2f} s")
     assert statistics.median(pauses_s) < 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 WIDTH = HEIGHT = 100.0
 NUM_TICKS = 4
@@ -45,35 +46,43 @@ class BarSegment:
 
 
 def curve(
-    values: Sequence[float | None], *, from_zero: bool = False, beside: Sequence[float | None] = ()
+    values: Sequence[float | None],
+    *,
+    places: Sequence[int] = (),
+    from_zero: bool = False,
+    beside: Sequence[float | None] = (),
 ) -> Curve | None:
-    """Draw a line through evenly spaced `values`, broken where a value is None. Return None for fewer than two known
-    values.
+    """Draw a line through `values`, broken where a value is None. Return None for fewer than two known values.
 
-    `beside` has other values for the same places. A second line connects those that are known.
+    The values are evenly spaced, or at increasing `places`. `beside` has other values for the same places. A second
+    line connects those that are known.
     """
     known = [value for value in values if value is not None and math.isfinite(value)]
     if len(known) < 2:
         return None
-    others = [(i, value) for i, value in enumerate(beside) if value is not None and math.isfinite(value)]
-    all_known = [*known, *(value for _, value in others)]
+    all_known = [*known, *(value for value in beside if value is not None and math.isfinite(value))]
     ticks = _ticks(0.0 if from_zero else min(all_known), max(all_known))
     low, high = ticks[-1], ticks[0]
-    step = WIDTH / (len(values) - 1)
-    pieces: list[list[str]] = [[]]
-    for i, value in enumerate(values):
-        if value is None or not math.isfinite(value):
-            pieces.append([])
-        else:
-            pieces[-1].append(f"{i * step:.2f} {HEIGHT * (high - value) / (high - low):.2f}")
-    drawn = [piece for piece in pieces if piece]
+    places = places or range(len(values))
+    scale = WIDTH / (places[-1] - places[0])
+
+    def points(numbers: Sequence[float | None]) -> list[str]:
+        """Return a point of each number, or "" for one that is unknown."""
+        return [
+            f"{(place - places[0]) * scale:.2f} {HEIGHT * (high - value) / (high - low):.2f}"
+            if value is not None and math.isfinite(value)
+            else ""
+            for place, value in zip(places, numbers, strict=False)
+        ]
+
+    drawn = [list(piece) for is_known, piece in groupby(points(values), bool) if is_known]
     areas = [f"M{_x(piece[0])} {HEIGHT:g}L{'L'.join(piece)}L{_x(piece[-1])} {HEIGHT:g}Z" for piece in drawn]
-    points = [f"{i * step:.2f} {HEIGHT * (high - value) / (high - low):.2f}" for i, value in others]
+    others = list(filter(None, points(beside)))
     return Curve(
         line="".join("M" + "L".join(piece) for piece in drawn),
         area="".join(areas),
         y_ticks=ticks,
-        beside=f"M{'L'.join(points)}" if len(points) > 1 else "",
+        beside=f"M{'L'.join(others)}" if len(others) > 1 else "",
     )
 
 

@@ -207,8 +207,8 @@ class Collector:
 
     def _record_nodes(self, present: set[str], changes: list[ChangeEvent], at: float) -> None:
         """Record which nodes are there, once all are found. The history derives joins and departures from it."""
+        self._found_early.update(each.peer_id for each in changes if each.kind == "join" and each.peer_id is not None)
         if self._changes.is_settling:
-            self._found_early.update(each.peer_id for each in changes if each.peer_id is not None)
             return
         if self._found_early:
             self._history.record_nodes(present - self._found_early, at)

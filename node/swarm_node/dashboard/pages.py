@@ -255,7 +255,9 @@ class _Pages:
             "run": detail.run,
             "join": _join_command(self._source.overview().join_command, detail),
             "loss": charts.curve(
-                [step.loss for step in detail.steps], beside=[step.validation_loss for step in detail.steps]
+                [step.loss for step in detail.steps],
+                places=[step.outer_step for step in detail.steps],
+                beside=[step.validation_loss for step in detail.steps],
             ),
             "validated": next((step for step in reversed(detail.steps) if step.validation_loss is not None), None),
             "phases": tuple((_newest(detail, "phases_s") or {}).items()),

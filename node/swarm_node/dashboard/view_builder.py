@@ -288,12 +288,14 @@ class ChangeLog:
         self, at: float, nodes: Mapping[str, NodeView], models: Mapping[str, ModelView], runs: Mapping[str, RunView]
     ) -> list[ChangeEvent]:
         """Return what is new, oldest first."""
-        first_at = at if abs(at - self._last_at) > GAP_S else self._first_at
+        is_first = abs(at - self._last_at) > GAP_S
+        was_settling = self.is_settling or is_first
+        first_at = at if is_first else self._first_at
         self._first_at, self._last_at = first_at, at
         # changes while the dashboard settles are stored but not reported
         changes = [*self._node_changes(at, nodes), *self._model_changes(at, models), *self._run_changes(at, runs)]
         self.is_settling = at - first_at <= SETTLE_S
-        if not self.is_settling:
+        if not was_settling:
             return changes
         new = {peer_id for peer_id, node in nodes.items() if node.started_at > first_at}
         return [one for one in changes if one.kind == "join" and one.peer_id in new]

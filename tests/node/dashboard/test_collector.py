@@ -17,7 +17,7 @@ from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
 from swarm_node.dashboard.collector import Collector, check_history, checkpoints, running_collector
 from swarm_node.dashboard.history.store import HistoryError
-from swarm_node.dashboard.view_builder import ViewBuilder, unique_names
+from swarm_node.dashboard.view_builder import SETTLE_S, ViewBuilder, unique_names
 from swarm_node.dashboard.views import ModelView, PathView
 from swarm_node.settings.config import Config
 from swarm_protocol import limits
@@ -215,6 +215,18 @@ async def test_node_that_starts_after_the_dashboard_is_an_arrival_while_others_a
     first, *later = found.history.present
     assert later
     assert all(present - first == {birch} for present in later), "the history must count one that came"
+
+
+@in_a_world
+async def test_every_reported_arrival_is_counted_whenever_the_dashboard_has_found_all_others(found: World) -> None:
+    await asyncio.sleep(SETTLE_S - 3)
+    came = set()
+    for number in range(12):
+        came.add(await found.join(f"node-{number}", started_at=found.network.now()))
+        await asyncio.sleep(0.5)
+    await asyncio.sleep(5)
+    first, *_, last = found.history.present
+    assert last - first == {each.peer_id for each in found.history.told} == came
 
 
 @in_a_world

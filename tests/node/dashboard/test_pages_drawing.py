@@ -132,6 +132,14 @@ def test_a_curve_is_broken_where_values_are_unknown() -> None:
     assert drawn.y_ticks == (2.0, 1.75, 1.5, 1.25, 1.0)
 
 
+def test_values_are_drawn_at_their_places() -> None:
+    drawn = charts.curve([3.0, 2.0, None, 1.0], places=[100, 900, 950, 1100], beside=[None, 2.0, 2.0, None])
+    assert drawn is not None
+    points = [point.split(" ")[0] for point in drawn.line[1:].replace("M", "L").split("L")]
+    assert points == ["0.00", "80.00", "100.00"]
+    assert [point.split(" ")[0] for point in drawn.beside[1:].split("L")] == ["80.00", "85.00"]
+
+
 def test_a_span_from_a_record_cannot_leave_the_bar() -> None:
     assert charts.span(12, 24, 36, "serving").x == pytest.approx(100 / 3)
     for start, end in ((-5, 900), (40, 50), (20, 3)):

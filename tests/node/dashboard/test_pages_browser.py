@@ -136,6 +136,21 @@ def test_rows_have_one_line_on_a_phone(browser: Browser, swarms: Swarms) -> None
     assert max(heights) < 50, "rows of nodes must have one line"
 
 
+def test_a_table_of_nodes_shows_all_columns_on_a_desk_and_on_paper(browser: Browser, swarms: Swarms) -> None:
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme="dark")
+    page = context.new_page()
+    page.goto(f"{swarms['large'][1].url}/nodes")
+    width = "(box => box.scrollWidth - box.clientWidth)(document.querySelector('.scroll'))"
+    assert page.evaluate(width) == 0
+    heights = page.evaluate("() => [...document.querySelectorAll('tbody tr')].map(row => row.offsetHeight)")
+    assert max(heights) < 70, "a row must have two lines at most"
+    page.set_viewport_size({"width": 718, "height": 1000})  # A4 between a browser's usual margins
+    page.emulate_media(media="print")
+    assert page.evaluate(width) == 0
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 38, 34)", "paper is white"
+    context.close()
+
+
 def test_pages_on_a_desk_in_the_light_are_accessible_too(page: Page, swarms: Swarms) -> None:
     source, served = swarms["small"]
     for path in paths_of(source):
@@ -212,6 +227,15 @@ def test_a_lost_connection_is_reported_and_restored(page: Page, swarms: Swarms) 
     expect(page.locator(".notice")).to_contain_text("the network gives no answer")
     source.change(stale=None)
     expect(page.locator(".notice")).to_have_count(0)
+
+
+def test_a_stream_that_falls_silent_is_not_shown_as_live(page: Page, swarms: Swarms) -> None:
+    page.clock.install()
+    page.goto(swarms["empty"][1].url)
+    expect(page.locator("#live-state")).to_have_text("Live")
+    page.evaluate("void (window.EventSource = class { addEventListener() {} close() {} })")  # silent from the start
+    page.clock.fast_forward(26_000)
+    expect(page.locator("#live-state")).to_have_text("Connection lost, trying again", timeout=5_000)
 
 
 SHOWING = """

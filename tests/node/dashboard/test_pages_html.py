@@ -197,7 +197,7 @@ def test_a_node_shows_the_path_from_here_and_its_own_counts(client: TestClient, 
         assert node.paths is not None
         assert f"{plural(sum(node.paths.values()), 'peer')}: {path_counts(node.paths)}" in text
     text = client.get("/nodes", params={"q": shown["punched"].name}).text
-    assert re.search(r">here: punched</span>(<br><span class=\"small nowrap\">[\d.]+ ms</span>)?</td>", text)
+    assert re.search(r">here: punched(, [\d.]+ ms)?</span></td>", text)
     apart = next(node for node in source.nodes() if node.from_here is None and node.paths is None)
     text = client.get(f"/nodes/{apart.peer_id}").text
     assert "<dd>none now</dd>" in text
@@ -269,6 +269,7 @@ def test_contributors_say_since_when_they_are_counted(client: TestClient, source
     assert clock(first.at) in text
     assert "Seen for" in text
     assert "Up for" not in text
+    assert "Each member of a step counts for an equal part of its tokens" in text
     unseen = detail.model_copy(update={"steps": (), "run": detail.run.model_copy(update={"run": "unseen"})})
     source.run_details["unseen"] = unseen
     try:

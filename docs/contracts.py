@@ -30,7 +30,7 @@ def metrics_page() -> str:
     parts = [
         "# Metrics\n\nWith `--metrics HOST:PORT` a daemon serves Prometheus metrics at `http://HOST:PORT/metrics` "
         "(port 0: any free port; the `metrics` event has the address). A gateway also serves them on its own port. "
-        "There each request needs a key with `--api-keys`, as all others do: in Prometheus, `authorization` with "
+        "There a scrape needs a key with `--api-keys`, as every request does: set `authorization` in Prometheus, with "
         "`credentials_file`. "
         "Without the option, no port is opened. On loopback, requests under a name that a stranger can own get "
         "status 421, as at a [gateway](gateway.md); beyond it, any name is answered. Metrics may be added, never "

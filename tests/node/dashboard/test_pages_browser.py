@@ -229,6 +229,27 @@ def test_a_lost_connection_is_reported_and_restored(page: Page, swarms: Swarms) 
     expect(page.locator(".notice")).to_have_count(0)
 
 
+SILENT_STREAMS = """
+    let isFirst = true;
+    window.EventSource = class {
+        addEventListener(kind, listener) {
+            if (kind === "heartbeat" && isFirst) { isFirst = false; setTimeout(listener); }
+        }
+        close() {}
+    };
+"""
+"""Streams that stay open and say nothing, but for one heartbeat of the first."""
+
+
+def test_a_stream_that_falls_silent_is_not_shown_as_live(page: Page, swarms: Swarms) -> None:
+    page.clock.install()
+    page.add_init_script(SILENT_STREAMS)
+    page.goto(swarms["empty"][1].url)
+    expect(page.locator("#live-state")).to_have_text("Live")
+    page.clock.fast_forward(26_000)
+    expect(page.locator("#live-state")).to_have_text("Connection lost, trying again", timeout=5_000)
+
+
 SHOWING = """
     let isHidden = true;
     const opened = [];

@@ -66,8 +66,8 @@ function hear() {
 function lose() {
   close();
   retryAt = seconds() + RETRY_S[Math.min(failures, RETRY_S.length - 1)] * (0.75 + Math.random() / 2);
-  // a stream that ended normally is reopened before the visitor needs to know
-  if (failures++) say("lost", "Connection lost, trying again");
+  // a stream that ended normally is reopened before the visitor needs to know; one that fell silent has already cost time
+  if (failures++ || seconds() - heard > QUIET_S) say("lost", "Connection lost, trying again");
   if (failures > 2 && !still) refreshAt = seconds();
 }
 

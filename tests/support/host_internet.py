@@ -41,6 +41,10 @@ class FakeHost:
     async def addrs(self) -> tuple[str, ...]:
         return self.own
 
+    @property
+    def connected(self) -> dict[str, tuple[str, ...]]:
+        return self.peers
+
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
         return dict(self.peers)
 

@@ -27,6 +27,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from itertools import chain
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, StartError
@@ -133,11 +134,7 @@ class OwnAddresses:
         """`announced` are addresses that the operator gives. Since peers look no names up, the addresses at which peers
         reach this node are announced besides names. `asked` returns the peers to ask, the best first. `relayed` returns
         the addresses through relays. `carried` are peers of which this node sees a wrong address."""
-        self.reachability: Reachability = "unknown"
         self.measured = asyncio.Event()
-        self.is_open = False
-        """True once peers have confirmed an address that does not depend on a NAT's temporary mapping. It must be an
-        IPv4 address, which all peers can use, unless this node listens on IPv6 alone."""
         self.daemons: tuple[str, ...] = ()
         """The daemon's own addresses."""
         self._host = host
@@ -194,6 +191,25 @@ class OwnAddresses:
         return [addr for addr in of_version(6, self.daemons) if str(ip_of(addr)) in sources and not is_private(addr)]
 
     @property
+    def reachability(self) -> Reachability:
+        """Return how others reach this node."""
+        return "public" if self._open else "relay" if self._relayed() else "unknown"
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether peers have confirmed an address that does not depend on a NAT's temporary mapping. It must be
+        an IPv4 address, which all peers can use, unless this node listens on IPv6 alone."""
+        return bool(of_version(self._first_version, list(filter(self._is_lasting, self._open))))
+
+    @property
+    def _open(self) -> list[str]:
+        """The confirmed addresses. A neighbour confirms private ones, which count only while this node knows no peers
+        beyond: behind a NAT, a neighbour can be the only peer that is connected by IPv4."""
+        seen = chain.from_iterable(self._host.connected.values())
+        is_beyond = any(ip_of(addr) and not is_private(addr) for addr in seen)
+        return [addr for addr in self._confirmed if not (is_beyond and is_private(addr))]
+
+    @property
     def needs_relays(self) -> bool:
         """Return whether some peers can reach this node only through a relay: all of them, or those with IPv4 alone."""
         return not self.is_open or self._first_version != 4
@@ -248,7 +264,7 @@ class OwnAddresses:
     async def _until_due(self) -> None:
         """Wait until the addresses are to be confirmed again."""
         loop, suspension, signature = asyncio.get_running_loop(), SuspensionWatch(), await self._signature()
-        due_at = loop.time() + (CONFIRM_S if self._confirmed else RETRY_S)
+        due_at = loop.time() + (CONFIRM_S if self._open else RETRY_S)
         while True:
             await asyncio.sleep(LOOK_S)
             self._num_looks += 1
@@ -302,10 +318,7 @@ class OwnAddresses:
                 before = of_version(version, self._confirmed)
                 answers.setdefault(version, tuple(addr for addr in before if addr in candidates))
             self._confirmed = tuple(addr for version in IP_VERSIONS for addr in answers[version])
-            lasting = list(filter(self._is_lasting, self._confirmed))
-            self.is_open = bool(of_version(self._first_version, lasting))
             logger.info("this node is seen at %s, and reached at %s", self._seen_at, self._confirmed)
-        self.reachability = "public" if self._confirmed else "relay" if self._relayed() else "unknown"
         self._on_change()
 
     async def _reached_by(self, peers: Sequence[str], candidates: Sequence[str]) -> tuple[str, ...] | None:

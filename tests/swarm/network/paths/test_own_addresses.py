@@ -240,6 +240,26 @@ def test_peers_of_each_ip_version_decide_what_is_announced_of_that_version(
     run(case, own=(HERE, NAT, LAN, IP6), num_peers=4)
 
 
+@pytest.mark.parametrize("is_private_network", [True, False])
+def test_address_that_only_a_neighbour_reaches_counts_only_in_a_private_network(
+    monkeypatch: pytest.MonkeyPatch, is_private_network: bool
+) -> None:
+    """Behind a NAT a neighbour can be the only peer that is connected by IPv4, after the NAT has lost its mappings."""
+    let_in(monkeypatch, LAN)
+
+    async def case(world: World) -> None:
+        neighbour, other = world.peers
+        world.node.peers = {neighbour.peer_id: ("/ip4/192.168.1.3/tcp/4001",)}
+        neighbour.peers[NODE] = (LAN,)
+        await world.measure()
+        assert (world.own.is_open, world.own.reachability) == (True, "public")
+        if not is_private_network:
+            world.node.peers[other.peer_id] = (CIRCUIT,)
+            assert (world.own.is_open, world.own.reachability) == (False, "relay")
+
+    run(case, own=(HERE, LAN), num_peers=2, relayed=(CIRCUIT,))
+
+
 @pytest.mark.parametrize("listens_by_ip4", [True, False])
 def test_public_host_needs_relays_only_if_it_listens_by_ip6_alone(
     monkeypatch: pytest.MonkeyPatch, listens_by_ip4: bool

@@ -553,7 +553,7 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
             async with await libp2p_node(tmp_path / "hidden", peers=(addr,), listen=(), relay="auto") as hidden:
                 assert seed.relay_counts.refusals["refused"] == 0
                 assert hidden.relays == frozenset()
-                seed._paths.own.is_open = True  # as if peers had dialled it back
+                seed._paths.own._confirmed = seed._paths.own.daemons  # as if peers had dialled it back
                 seed._paths.update()
                 hidden._paths._given = (FAR,)  # as if the network were not all on this machine
                 hidden._paths.update()
@@ -570,7 +570,7 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
                 await eventually(is_lost)
                 seed.allow_relaying(True)
                 await eventually(is_held)
-                seed._paths.own.is_open = False
+                seed._paths.own._confirmed = ()
                 seed._paths.update()
                 await eventually(is_lost)
 

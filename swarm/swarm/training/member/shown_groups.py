@@ -78,8 +78,8 @@ class ShownGroups:
         return self._groups[request.group_digest]
 
     def check(self, signed: SignedGroup) -> None:
-        """Check the signatures of the reports and of the lock in a group of this step, and keep the group. Raises
-        PeerViolation or IntegrityError if one is not genuine."""
+        """Check the signatures of the reports and of the lock in a group of this step, and of the reports in the group
+        that it resumes, and keep the group. Raises PeerViolation or IntegrityError if one is not genuine."""
         group, signatures = signed.group, self._context.signatures
         if signed.digest in self or group.attempt < self._state().attempt:
             return  # attempts only grow, so a group of an earlier one is ignored
@@ -89,6 +89,7 @@ class ShownGroups:
         self._heard.group(signed)
         if group.lock is not None and signed.origin is not None:
             self.check_lock(group.lock, signed.origin)
+            signatures.check_reports(signed.origin)  # otherwise it could say that a member leaves, which does not
         self.add(signed)
 
     def check_lock(self, lock: Lock, origin: SignedGroup) -> None:

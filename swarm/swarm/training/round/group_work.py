@@ -26,9 +26,8 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
     if liars := tuple(peer for peer in signed.group.peer_ids if peer in state.faults.convicted):
         state, actions = give_up(state, f"the group has {short_id(liars[0])}, whom evidence convicts", liars, now)
         return state, [ShowEvidence(peers=tuple(peer for peer in signed.group.peer_ids if peer not in liars)), *actions]
-    liar, reason = _objection(state, signed)
-    if liar:
-        return give_up(blame(state, (liar,), (), reason), reason, (liar,), now)
+    if reason := _objection(state, signed):
+        return give_up(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
     group = signed.group
     prepare_votes = {peer: each for peer, each in state.voting.prepare_votes.items() if peer in group.peer_ids}
     commit_votes = {peer: each for peer, each in state.voting.commit_votes.items() if peer in group.peer_ids}
@@ -49,19 +48,12 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
     return replace(state, recovering=True), [replace(recover(state, signed, group.resumes), is_audited=True)]
 
 
-def _objection(state: RoundState, signed: SignedGroup) -> tuple[str, str]:
-    """Return the peer that keeps this member out of the signed group, with the reason; empty if none does."""
-    me, mine, origin = state.setup.me, state.mine, signed.origin
-    if signed.signer == me:
-        # the group was valid when this member signed it, even if its interval has ended since
-        return "", ""
-    if wrong := complaint(state.setup, state.attempt, own_report(state).contribution_of(me), signed):
-        return signed.signer, f"the group that {short_id(signed.signer)} signed is not acceptable: {wrong}"
-    leaves = any(member.peer_id == me and member.leaving for member in origin.group.members) if origin else False
-    if origin and leaves and origin.signer != me and not (mine and mine.leaving):
-        # otherwise the coordinator could remain as the only member that the next state depends on
-        return origin.signer, f"{short_id(origin.signer)} signed a group in which this member leaves, and it does not"
-    return "", ""
+def _objection(state: RoundState, signed: SignedGroup) -> str:
+    """Return why this member takes no part in the signed group; empty if it does."""
+    if signed.signer == state.setup.me:
+        return ""  # the group was valid when this member signed it, even if its interval has ended since
+    wrong = complaint(state.setup, state.attempt, own_report(state).contribution_of(state.setup.me), signed)
+    return wrong and f"the group that {short_id(signed.signer)} signed is not acceptable: {wrong}"
 
 
 def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Transition:

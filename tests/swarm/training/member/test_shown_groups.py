@@ -18,7 +18,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep
-from swarm_protocol.errors import IntegrityError, PeerRefused
+from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.reduction_messages import GroupRequest
 from swarm_protocol.training_messages import Contribution, Group, ReadyReply, SignedGroup
@@ -157,6 +157,22 @@ def test_group_that_resumes_an_outcome_is_not_kept_when_its_lock_is_made_up() ->
     group = round_scripts.resuming(first, 1, round_scripts.COORDINATOR, round_scripts.ME)
     assert group.group.lock is not None
     with pytest.raises(IntegrityError, match="signature"):
+        groups.check(group)
+    assert group.digest not in groups
+
+
+def test_group_that_resumes_an_outcome_is_not_kept_when_its_origin_has_a_report_that_a_member_did_not_sign() -> None:
+    """It could say that a member leaves, which does not: the next state would no longer depend on this member."""
+    first = round_scripts.signed()
+    group = round_scripts.resuming(first, 1, round_scripts.COORDINATOR, round_scripts.ME)
+
+    def check_reports(signed: SignedGroup) -> None:
+        if signed is group.origin:
+            raise PeerViolation("its group has a report that a member did not sign", peer_id=signed.signer)
+
+    signatures = SimpleNamespace(check_reports=check_reports, check_lock=MagicMock())
+    groups = groups_of(SimpleNamespace(signatures=signatures), [])
+    with pytest.raises(PeerViolation, match="did not sign"):
         groups.check(group)
     assert group.digest not in groups
 

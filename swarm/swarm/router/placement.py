@@ -46,8 +46,8 @@ FEWER = (3 / 4, 1 / 2, 1 / 3, 1 / 4)
 more often."""
 
 MAX_PROPOSALS = 128
-"""Maximum joining peers, of those that choose before this node, whose choices it computes, at one or two milliseconds
-each. Later moves do not correct for the others: a single move hardly helps where several are needed."""
+"""Maximum joining peers, of those that choose before this node, whose choices it computes, at one to three
+milliseconds each. Later moves do not correct for the others: a single move hardly helps where several are needed."""
 
 Span = tuple[int, int]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from support.loaded_spans import sharing_load
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
-from swarm.router.placement import PlacementDecision, choose_move
+from swarm.router.placement import PlacementDecision, choose_move, choose_span
 from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.server.capability import VolunteerOptions, measure_capability
 from swarm.serving.server.deployment import LoadedSpan, ServerOptions
@@ -80,6 +81,25 @@ def test_four_volunteers_cover_all_blocks_twice_when_they_start_in_the_same_seco
             assert place.spans() == [(0, 3), (0, 3), (3, 6), (3, 6)]
 
     virtual_time.run(scenario())
+
+
+def test_volunteer_does_not_hold_its_node_up_while_it_computes_the_choices_of_others(llama_dir: Path) -> None:
+    """The choices of a hundred others take some tenths of a second."""
+    chosen_in: list[threading.Thread] = []
+
+    def choose(*arguments: Any) -> PlacementDecision:
+        chosen_in.append(threading.current_thread())
+        return choose_span(*arguments)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, llama_dir, 1, max_blocks=3)
+            stack.enter_context(patch("swarm.serving.server.span_placer.choose_span", choose))
+            await place.placers[0].start()
+            assert len(chosen_in) == 2
+            assert threading.current_thread() not in chosen_in
+
+    virtual_time.run(scenario(), jobs="threads")
 
 
 @pytest.mark.parametrize("gap_s", [0.1, 0.5, 1.5, 2.9, 3.1, 10.0])

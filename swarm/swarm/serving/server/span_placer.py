@@ -21,6 +21,7 @@ from swarm_protocol.records import ServeRecord
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.placement import (
+    Capacity,
     PlacementDecision,
     choose_move,
     choose_span,
@@ -173,15 +174,19 @@ class SpanPlacer:
         # others compute the choice of this node from its links
         capability = replace(capability, capacity=capacity)
         if not capability.is_whole:
-            first_choice = choose_span(await self._servers(revision), files.num_blocks, capacity)
+            first_choice = await self._chosen(revision, files.num_blocks, capacity)
             self._announce_joining(proposed_span(first_choice, files.num_blocks, capacity), capability)
             await asyncio.sleep(SETTLE_S)
-        decision = choose_span(await self._servers(revision), files.num_blocks, capacity)
+        decision = await self._chosen(revision, files.num_blocks, capacity)
         self._check_upload(capacity.tokens_per_s((decision.start, decision.end), files.num_blocks))
         self._announce_joining((decision.start, decision.end), capability, is_settled=True)
         if capability.room is None:
             return decision
         return replace(decision, reason=f"{decision.reason}; {capability.room.why(decision.end - decision.start)}")
+
+    async def _chosen(self, revision: str, num_blocks: int, capacity: Capacity) -> PlacementDecision:
+        # computing the choices of many others that join takes some tenths of a second, in which the node must answer
+        return await in_own_thread(choose_span, await self._servers(revision), num_blocks, capacity)
 
     def _check_upload(self, tokens_per_s: float) -> None:
         """Raise ConfigError if the upload limit allows hardly any tokens."""

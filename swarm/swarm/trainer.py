@@ -411,8 +411,8 @@ class Trainer:
             case InvitationRefused():
                 logger.warning("the invitation with serial %s %s", event.serial, event.reason)
             case OtherHistory():
-                told = "%s show another state of outer step %d than this member has: it keeps its own"
-                logger.warning(told, ", ".join(event.peers), event.step)
+                told = "another state of outer step %d is shown by %s: this member keeps its own"
+                logger.warning(told, event.step, ", ".join(event.peers))
             case MemberConvicted():
                 logger.warning("%s is convicted: %s", event.peer_id, event.reason)
             case _:

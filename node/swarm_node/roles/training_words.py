@@ -77,8 +77,8 @@ def trouble(event: IntervalFailed | InvitationRefused | OtherHistory, run_id: st
         return f"this node contributes nothing to outer step {event.step}: {event.reason}", ""
     if isinstance(event, OtherHistory):
         peers = first_few(event.peers, MAX_NAMED, short_id)
-        message = f"{peers} show another state of outer step {event.step} than this node has: {run_id} was begun "
-        message += "twice, or they made that state up; this node keeps its own"
+        message = f"another state of outer step {event.step} than that of this node is shown by {peers}: {run_id} was "
+        message += "begun twice, or that state is made up; this node keeps its own"
         return message, "let the run's author endorse one of them; to follow the other one, join with a new --home"
     message = f"the invitation {event.serial} to {run_id} {event.reason}: it does not let this node in"
     return message, "ask the inviter for another invitation, and give it with --invitation"

@@ -230,7 +230,10 @@ def test_start_without_another_member_and_another_history_are_told_to_the_user(t
     training._tell(OtherHistory(step=2, peers=PEERS[:1]))
     training._tell(OnProbation(step=0, steps_left=3))
     warned, begun, _ = map(json.loads, out.getvalue().splitlines())
-    assert (warned["event"], "…00000000 show another state of outer step 2" in warned["message"]) == ("warning", True)
+    assert (warned["event"], "outer step 2 than that of this node is shown by …00000000:" in warned["message"]) == (
+        "warning",
+        True,
+    )
     assert details == [f"from outer step 0 of {RUN.config.outer_steps}; {alone}"]
     assert (begun["event"], begun["outer_step"], begun["is_alone"]) == ("training", 0, True)
 

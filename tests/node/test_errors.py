@@ -84,7 +84,7 @@ WRONG = [
     ((*JOIN, "--run", "x", "--model", "y"), "a node either trains or serves → give --run or --model"),
     (("seed", "--listen", ""), "--listen has an empty value → give it a value"),
     (("seed", "--config", "silent.toml"), "a seed needs an address to listen on → give an address, such as --listen"),
-    ((*JOIN, "--model", "/nowhere"), "there is no such directory → give --model the directory"),
+    ((*JOIN, "--model", "/nowhere"), "there is no such directory → give --model the directory of config.json and"),
     ((*JOIN, "--model", "."), "holds no config.json → give --model the directory"),
     ((*JOIN, "--model", "model", "--blocks", "8:2"), "'8:2' is not a span START:END"),
     ((*JOIN, "--model", "model", "--max-memory", "lots"), "'lots' is not a size such as 6GiB or 500MB → write --max"),

@@ -173,7 +173,7 @@ def check_model_directories(config: Config) -> None:
     """Refuse a directory without a model. A model on a hub is checked later. Raises ConfigError."""
     for option, place, other in (("--model", config.model, ", or OWNER/NAME on a hub"), ("--start", config.start, "")):
         if isinstance(place, Path):
-            check_model_directory(place, f"give {option} the directory that holds it and the *.safetensors{other}")
+            check_model_directory(place, f"give {option} the directory of config.json and *.safetensors{other}")
 
 
 def check_model_directory(place: Path, remedy: str) -> None:

@@ -111,7 +111,7 @@ def test_tokens_are_unchanged_when_servers_fall_silent_and_the_pause_is_short(
 ) -> None:
     model = write_model(tmp_path / "chaos")
     expected = {prompt: demo_answer.complete_undisturbed(model, prompt, NUM_TOKENS) for prompt in (SHORT, LONG)}
-    pauses_s: list[float] = []
+    pauses_s: dict[str, list[float]] = {phase: [] for phase in PHASES}
 
     async def main() -> None:
         async with serving_fleet(tmp_path, model, 2 * SPANS, "--threads", "1") as servers:
@@ -121,11 +121,11 @@ def test_tokens_are_unchanged_when_servers_fall_silent_and_the_pause_is_short(
                 print(f"{what:>8} {places} {phase:>8}: {pause_s:.2f} s, {', '.join(reasons)}")
                 assert text == expected[LONG if phase == "prefill" else SHORT], f"{what} of {places} in {phase}"
                 assert len(reasons) >= len(places), "each silent server must have been replaced"
-                pauses_s.append(pause_s)
+                pauses_s[phase].append(pause_s)
                 await _until_back(servers)
 
     with own_loopback() if cases is LINES else contextlib.nullcontext():
         asyncio.run(main())
-    print(f"{len(pauses_s)} answers: pause p50 {statistics.median(pauses_s):.2f} s, max {max(pauses_s):.2f} s")
-    assert statistics.median(pauses_s) < 4
-    assert max(pauses_s) < 8
+    assert statistics.median(pauses_s["decode"]) < 4
+    assert max(pauses_s["decode"]) < 8
+    assert max(pauses_s["prefill"], default=0.0) < 16, "a ping may wait behind the rows of a prompt, so none counts"

@@ -32,6 +32,10 @@ from swarm.serving.session.stage import LostToken, Neighbours, PendingRequest, S
 WINDOW_CHUNKS = 4
 """Maximum chunks of a prompt in flight: enough to keep every stage of a usual chain busy, and few to repeat."""
 
+BULK_BYTES = 2**16
+"""Maximum bytes of rows under way beside which a ping is soon answered. An uplink of 1 Mbit/s takes a second for them,
+since a server sends them both to the next one and to the client."""
+
 RELINK_S = 10.0
 """Seconds for which a failed link between two servers is not used. Each further failure doubles the time."""
 
@@ -99,6 +103,13 @@ class Pipeline:
     @property
     def is_asked(self) -> bool:
         return self.request.answered < self.length
+
+    @property
+    def is_in_bulk(self) -> bool:
+        """True while so many rows are under way that they may fill the queue of a home's uplink, where a ping waits
+        behind them for seconds."""
+        num_rows = max((stage.num_expected - stage.num_run for stage in self.stages), default=0)
+        return num_rows * max(each.row_bytes for each in self.buffers.values()) > BULK_BYTES
 
     def ask(self, rows: bytes, ahead: int, now_s: float) -> None:
         assert not self.is_asked, "one request at a time"

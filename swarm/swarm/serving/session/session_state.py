@@ -184,7 +184,8 @@ class SessionState:
 
     def on_pinged(self, asked: Sequence[Stage], silent: Sequence[Stage], now_s: float) -> list[Action]:
         """Replace servers that did not answer a ping. `asked` are all that were pinged."""
-        for stage in self._silence.lost(asked, silent, now_s):
+        # a ping may wait behind rows that have been asked for meanwhile
+        for stage in self._silence.lost(asked, () if self.pipeline.is_in_bulk else silent, now_s):
             self._lose_silent(stage, "the server does not answer a ping", now_s)
         return self._decide(now_s)
 
@@ -223,7 +224,7 @@ class SessionState:
         return min([*times, self.pipeline.lost_token.due_s, self._silence_due_s()])
 
     def _silence_due_s(self) -> float:
-        return self._silence.due_s if self.pipeline.is_asked else math.inf
+        return self._silence.due_s if self.pipeline.is_asked and not self.pipeline.is_in_bulk else math.inf
 
     def _decide(self, now_s: float) -> list[Action]:
         if self.error is None:

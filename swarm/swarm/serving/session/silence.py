@@ -2,7 +2,8 @@
 
 A server answers a ping at once, however long its step takes. One that is stopped or cut off answers none. So a client
 that hears nothing pings all servers of the chain, and replaces those that stay silent, long before a slow step would be
-too late. Pure: times are arguments, and `session` pings.
+too late. Only while many rows are under way, behind which a ping may wait on a slow line, do the steps' deadlines alone
+count. Pure: times are arguments, and `session` pings.
 """
 
 from __future__ import annotations

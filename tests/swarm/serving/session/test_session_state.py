@@ -415,6 +415,18 @@ def test_linked_is_a_violation_when_no_link_was_requested() -> None:
         state.on_link_ack(state.stages[0], 1, 4, 1.0)
 
 
+@pytest.mark.parametrize("num_rows", [1, 20])
+def test_state_gives_no_server_up_for_a_ping_that_waits_behind_many_rows(
+    num_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm.serving.session.pipeline.BULK_BYTES", 10 * ROW_BYTES)
+    world = toy()
+    prompt = [0, *world.ask([0])]
+    served_by(world, 1).stalled_until_s = world.now_s + 0.8 * FLOOR_S  # neither rows nor an answer arrive before
+    world.ask(prompt[1:] if num_rows == 1 else list(range(num_rows)))
+    assert len(world.repaired[1:]) == (1 if num_rows == 1 else 0)
+
+
 def test_lost_last_stage_delays_the_next_token_until_no_stage_has_another_one() -> None:
     state = ring()
     first, middle, last = state.stages

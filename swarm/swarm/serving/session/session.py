@@ -35,6 +35,7 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.membership import Membership
+from swarm.router.routing import Hop
 from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
@@ -415,9 +416,16 @@ class Session:
                 # connect before the sequence that is handed over has to pause
                 dialling = [self._client.connections.get(hop.peer_id, self._messages.model.name) for hop in chain]
                 await asyncio.gather(*dialling, return_exceptions=True)
-            kept = self._local_spans.hops if self._local_spans is not None else ()
-            new = [Stage.at(hop, row_bytes=self._messages.row_bytes(hop.start), is_local=hop in kept) for hop in chain]
-            self._carry_out(self._state.on_found(repair, new, self._loop.time()))
+            self._carry_out(self._state.on_found(repair, [self._new_stage(hop) for hop in chain], self._loop.time()))
+
+    def _new_stage(self, hop: Hop) -> Stage:
+        messages, kept = self._messages, self._local_spans.hops if self._local_spans is not None else ()
+        return Stage.at(
+            hop,
+            row_bytes=messages.row_bytes(hop.start),
+            output_row_bytes=messages.row_bytes(hop.end) if hop.end < messages.model.num_blocks else 0,
+            is_local=hop in kept,
+        )
 
     async def _ping(self, action: PingServers) -> None:
         # the others are still being dialled, which takes its own time

@@ -176,10 +176,11 @@ class Stage:
     takes_from: int = 0
     dtype: str = ""
     is_local: bool = False
+    output_row_bytes: int = 0
 
     @classmethod
-    def at(cls, hop: Hop, *, row_bytes: int, is_local: bool) -> Stage:
-        """Return a new stage on the server of `hop`, whose inputs have `row_bytes` a position."""
+    def at(cls, hop: Hop, *, row_bytes: int, output_row_bytes: int, is_local: bool) -> Stage:
+        """Return a new stage on the server of `hop`, with these bytes of its inputs and outputs a position."""
         return cls(
             peer_id=hop.peer_id,
             start=hop.start,
@@ -187,6 +188,7 @@ class Stage:
             sequence_id=secrets.token_bytes(SEQUENCE_ID_BYTES),
             timer=StepTimer(hop.record, hop.end - hop.start),
             row_bytes=row_bytes,
+            output_row_bytes=output_row_bytes,
             trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
             dtype=hop.record.dtype,
             is_local=is_local,
@@ -250,7 +252,7 @@ class Stage:
     def timeout_s(self) -> float:
         """Return how long the server may take to report what it owes, or to answer at all."""
         num_owed = max(1, self.num_arrived - self.num_run)
-        return self.timer.timeout_s(num_owed, 2 * num_owed * self.row_bytes)
+        return self.timer.timeout_s(num_owed, 2 * num_owed * max(self.row_bytes, self.output_row_bytes))
 
     def _set_deadline(self, now_s: float) -> None:
         if self.num_arrived == self.num_run:

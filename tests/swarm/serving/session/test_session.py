@@ -16,13 +16,14 @@ from support.toy_server import COLUMNS, MODEL, VOCAB, ToyServer, expected_tokens
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.router.routing import NoChain
+from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.session import MAX_STEP_BYTES, Session
 from swarm.serving.session.silence import ANSWER_S, QUIET_S
 from swarm.serving.session.stage import FLOOR_S, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
+from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerUnreachable, SessionError, SwarmError
 from swarm_protocol.rows import Rows
@@ -362,6 +363,22 @@ def test_session_opens_at_another_server_when_one_answers_no_ping() -> None:
             assert asyncio.get_running_loop().time() - since_s < QUIET_S + ANSWER_S + 1
             w.internet.heal()
             await w.all_freed()
+
+    run(scenario())
+
+
+def test_session_gives_every_server_but_the_last_the_time_to_send_a_prompt_s_rows() -> None:
+    async def scenario() -> None:
+        async with world() as w, w.session(Trace(model=MODEL)) as session:
+            assert await generate(session) == EXPECTED
+            peer_id, record = next(iter((await w.membership.servers(MODEL)).items()))
+            alone = Hop(peer_id=peer_id, start=0, end=NUM_BLOCKS, cost_ms=1.0, record=record)
+            stages = [*session._state.stages, session._new_stage(alone)]
+            sent = [stage.output_row_bytes for stage in stages]
+            assert sent == [stages[1].row_bytes, stages[2].row_bytes, 0, 0]
+            first, second = stages[:2]
+            first.num_arrived, second.num_arrived = first.num_run + 10**6, second.num_run + 10**6
+            assert first.timeout_s() > 2 * 10**6 * second.row_bytes / SLOWEST_BYTES_PER_S
 
     run(scenario())
 

@@ -17,10 +17,10 @@ from swarm.serving.session.stage import Stage
 QUIET_S = 0.5
 """Seconds of a request without a word from any server, after which all of them are pinged."""
 
-ANSWER_S = 1.5
-"""Seconds for an answer: a busy machine or a radio link may pause for a second. It doubles with each time that servers
-of the session are given up for silence, up to MAX_ANSWER_S, since the line may only be slow, and each time has rows run
-again."""
+ANSWER_S = 2.5
+"""Seconds for an answer: a busy machine or a radio link may pause for a second, and an answer waits as long behind what
+else the server sends over its home's line. It doubles with each time that servers of the session are given up for
+silence, up to MAX_ANSWER_S, since the line may only be slow, and each time has rows run again."""
 
 MAX_ANSWER_S = 6.0
 

@@ -12,6 +12,7 @@ import pickle
 import signal
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -51,7 +52,7 @@ class Assignment:
 
 def work(assignment: Assignment, pipe: connection.Connection) -> None:
     """Run the process. Answer each (name, arguments) with ("done", value), with ("raised", error) for a SwarmError,
-    which all workers raise, or with ("broken", message), after which the process ends."""
+    which all workers raise, or with ("broken", time in seconds, message), after which the process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it, and ends its workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -67,7 +68,7 @@ def work(assignment: Assignment, pipe: connection.Connection) -> None:
     except (EOFError, BrokenPipeError):
         os._exit(1)  # the parent is gone
     except Exception as error:  # torch and the model raise many kinds; the other workers must not wait for this one
-        pipe.send(("broken", f"{type(error).__name__}: {error}"[:500]))
+        pipe.send(("broken", time.monotonic(), f"{type(error).__name__}: {error}"[:500]))
         os._exit(1)  # without the clean-up of torch's connections, which can abort this process when another one ends
 
 

@@ -17,6 +17,7 @@ import pickle
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
@@ -239,11 +240,20 @@ class SeveralDevices:
         except (EOFError, OSError) as error:
             raise _Failed(_end_of(worker)) from error
         if answer[0] == "broken":
-            # the cause may be that another worker was killed; one that failed itself, or because of this one, exits
+            # the cause may be another worker: one that was killed, or that failed before this one. All others exit
             connection.wait([each.process.sentinel for each in self._workers if each is not worker], _SETTLE_S)
             cause = next((each for each in self._workers if (each.process.exitcode or 0) < 0), None)
-            raise _Failed(_end_of(cause) if cause else f"{worker.device}: {answer[1]}")
+            raise _Failed(_end_of(cause) if cause else self._first_failure(worker, answer))
         return answer
+
+    def _first_failure(self, worker: _WorkerProcess, answer: tuple[str, float, str]) -> str:
+        """Return the message of the worker that failed first. The others, such as `worker`, then missed it."""
+        failures = {answer[1]: f"{worker.device}: {answer[2]}"}
+        for other in self._workers:
+            with suppress(EOFError, OSError):
+                if other is not worker and other.pipe.poll() and (late := other.pipe.recv())[0] == "broken":
+                    failures[late[1]] = f"{other.device}: {late[2]}"
+        return failures[min(failures)]
 
 
 def _store_on_loopback() -> TCPStore:

@@ -154,6 +154,13 @@ def test_worker_that_dies_or_fails_raises_round_error_at_once_and_load_starts_ne
     assert two.step(windows(4), 1.0) == pytest.approx(_one().step(windows(4), 1.0), rel=1e-4)
     x_BT = windows(4)
     x_BT[-1] = VOCABULARY - 1
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        time.sleep(1.0)  # until both have failed, the first one for want of the second one's gradient
+        return wait(*arguments, **options)
+
+    wait = connection.wait
+    monkeypatch.setattr(connection, "wait", late)
     _fails(two, x_BT, "cpu: RuntimeError: no token of these is known")
 
 

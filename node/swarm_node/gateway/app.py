@@ -52,7 +52,8 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
     """Return the ASGI application. It uses `client` and never closes it."""
     options = options or GatewayOptions()
     gateway = Gateway(client, options)
-    app = FastAPI(title="Swarm gateway", docs_url=None, redoc_url=None)
+    # behind a proxy that ends TLS, a redirect to the path without a slash would lead to http
+    app = FastAPI(title="Swarm gateway", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.first_tokens = gateway.metrics.first_tokens
     app.add_middleware(BodyLimit)
     limiters = RateLimiters(time.monotonic)

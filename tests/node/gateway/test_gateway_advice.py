@@ -72,3 +72,14 @@ def test_compressed_body_is_refused_as_such() -> None:
         assert refused.json()["error"]["message"] == "send the body uncompressed, without content-encoding"
 
     converse(ScriptedClient(), conversation)
+
+
+def test_path_with_a_slash_too_many_is_not_redirected() -> None:
+    """The redirect would name this server's own scheme, which is http behind a proxy that ends TLS."""
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        answer = await openai._client.post(f"{openai.base_url}completions/", json={})
+        assert answer.status_code == 404
+        assert "there is no POST /v1/completions/ here" in answer.json()["error"]["message"]
+
+    converse(ScriptedClient(), conversation)

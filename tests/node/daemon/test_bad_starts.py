@@ -28,7 +28,7 @@ JOIN = ("join", "--take", "nothing", "--network-id", "tests", "--probe", "off", 
             "/no/run.toml does not exist → give --run the file that",
         ),
         (("join", "--run", "/tmp"), "/tmp is a directory, not a run file → give --run the file that"),
-        (("join", "--model", "/no/model"), "there is no such directory → give --model the directory that"),
+        (("join", "--model", "/no/model"), "there is no such directory → give --model the directory of config.json"),
         (("join", "--max-memory", "64MiB"), "none is left for a model → allow 107 MiB with --max-memory, and what"),
         (
             ("join", "--device", "cpu", "--max-memory", "400MiB"),
@@ -92,19 +92,19 @@ def test_wrong_usage_exits_2_and_names_the_help_or_an_example(
 
 
 @pytest.mark.parametrize(
-    ("command", "home", "expected"),
+    ("command", "home", "expected", "code"),
     [
-        ("seed", "/proc/swarm", "/proc/swarm"),
-        ("join", "/dev/null/home", "/dev/null"),
-        ("gateway", "/proc/x", "/proc/x"),
+        ("seed", "/proc/swarm", "/proc/swarm", 1),
+        ("join", "/dev/null/home", "/dev/null", 2),  # no directory: a wrong setting
+        ("gateway", "/proc/x", "/proc/x", 1),
     ],
 )
 def test_start_in_a_home_that_cannot_be_written_says_so(
-    command: str, home: str, expected: str, run_here: RunHere
+    command: str, home: str, expected: str, code: int, run_here: RunHere
 ) -> None:
     answer = run_here(command, "--home", home)
     assert f"cannot use the home directory {expected}" in answer.error
-    assert answer.code == 1
+    assert answer.code == code
 
 
 def test_start_on_a_full_disk_says_so(tmp_path: Path) -> None:

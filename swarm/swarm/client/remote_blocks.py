@@ -134,11 +134,11 @@ class CallRouteFinder:
         if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
             self._health.failed(peer_id, error)
         elif isinstance(error, PeerRefused) and error.lacks_room and not error.retry_after_s:
-            self._too_small[peer_id] = error
-            error = self._last or error  # another server may only be busy
+            self._too_small[peer_id] = error  # the call still waits for servers that are busy or resting
         else:
             self._failed.add(peer_id)
-        self._last = error
+        if peer_id not in self._too_small:
+            self._last = error
         self._num_failures += 1
         if self._num_failures > MAX_FAILURES:
             raise error

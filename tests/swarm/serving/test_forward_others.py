@@ -20,7 +20,7 @@ from swarm.network.membership import Membership
 from swarm.serving.server import forward_server
 from swarm.serving.server.forward_call import MAX_PIECE_MS, PIECE_MS, ForwardPace
 from swarm.testing import virtual_time
-from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerUnreachable, SessionError, SwarmError
 from swarm_protocol.rows import Rows
 from swarm_protocol.serving_messages import TensorPiece
 
@@ -122,6 +122,8 @@ def test_call_that_is_too_large_for_one_server_waits_for_another_and_asks_the_fi
             assert torch.equal(asked.result(), expected)
             assert caplog.text.count("no room for another call") > 2
             assert caplog.text.count("a client may have 50 here") == 1
+            swarm.client._state.health.failed(swarm.who["s1"], PeerUnreachable("gone"))
+            assert torch.equal(await swarm.client.forward(x, model="tiny"), expected), "it rests for a second"
             swarm.internet.crash(swarm.who["s1"])
             with pytest.raises(SessionError):  # it may come back
                 await swarm.client.forward(x, model="tiny")

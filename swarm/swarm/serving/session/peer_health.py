@@ -248,8 +248,9 @@ class PeerHealth:
         """Record why a session of `num_tokens` gave up a server."""
         error = failure.error
         logger.info("%s: %s", failure.peer_id, error)
-        if isinstance(error, PeerViolation) and failure.cause is not FailureCause.VIOLATION:
-            # a server that accuses the client of a violation has not broken the protocol itself
+        is_accused = isinstance(error, PeerViolation) and failure.cause is not FailureCause.VIOLATION
+        if is_accused or (isinstance(error, PeerTimeout) and failure.cause is FailureCause.REPORTED):
+            # a server that accuses the client of a violation, or waited for it in vain, has not failed so itself
             error = PeerError(error.message, peer_id=failure.peer_id)
         if isinstance(error, PeerRefused) and (error.retry_after_s or error.lacks_room):
             self.refused(failure.peer_id, num_tokens, error.retry_after_s)

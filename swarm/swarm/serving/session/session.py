@@ -144,6 +144,7 @@ class Session:
         self._is_busy = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = math.inf
+        self._read_until_s = -math.inf
         self._answers: asyncio.Queue[SampledToken | SwarmError] = asyncio.Queue()
         self._pauses: list[tuple[Replay, float]] = []
 
@@ -449,7 +450,7 @@ class Session:
         )
 
     def _set_timer(self) -> None:
-        due_s = self._state.next_due_s()
+        due_s = max(self._state.next_due_s(), self._read_until_s)
         # a timer that fires too early only sets itself again, which is rarer than a step
         if due_s >= self._timer_s or math.isinf(due_s):
             return
@@ -463,8 +464,8 @@ class Session:
         self._timer, self._timer_s = None, math.inf
         if now_s - due_s > STOPPED_S:
             # this process stood still: what the servers sent meanwhile is read first
-            self._timer_s = now_s + READ_S
-            self._timer = self._loop.call_at(self._timer_s, self._tick)
+            self._read_until_s = now_s + READ_S
+            self._set_timer()
             return
         self._react(partial(self._state.tick, now_s))
 

@@ -56,7 +56,8 @@ class SilenceWatch:
         self._is_asking = False
         self.begin(now_s)
         lost = [stage for stage in silent if stage not in self._heard]
-        if len(lost) == len(asked) > 1:
+        peers = {stage.peer_id for stage in asked}
+        if len(peers) > 1 and peers == {stage.peer_id for stage in lost}:
             return []
         if lost:
             self._answer_s = min(2 * self._answer_s, MAX_ANSWER_S)

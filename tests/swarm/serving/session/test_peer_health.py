@@ -73,6 +73,15 @@ def test_silent_peer_is_avoided_for_longer_than_an_answer_would_wait_for_it() ->
     run(scenario)
 
 
+def test_peer_that_says_that_it_waited_in_vain_is_not_taken_for_silent() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        late = PeerTimeout("the tokens before this one were not sent", peer_id="a")
+        health.blame(AvoidPeer("a", late, FailureCause.REPORTED), 500)
+        assert await avoided_s(health) == 1
+
+    run(scenario)
+
+
 def test_peer_that_failed_thousands_of_times_is_avoided_for_the_bound() -> None:
     async def scenario(health: PeerHealth) -> None:
         for _ in range(2000):

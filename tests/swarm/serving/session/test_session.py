@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.client_state import ClientState, SessionOptions
-from swarm.serving.session.session import MAX_STEP_BYTES, Session
+from swarm.serving.session.session import MAX_STEP_BYTES, READ_S, Session
+from swarm.serving.session.session_actions import Action
 from swarm.serving.session.silence import ANSWER_S, QUIET_S
 from swarm.serving.session.stage import FLOOR_S, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
@@ -344,6 +346,31 @@ def test_session_blames_no_server_when_its_own_process_was_stopped(looped: bool)
 
                 assert await generate(session, 10, strike, looped=looped) == EXPECTED
             assert trace.replays == []
+
+    run(scenario())
+
+
+def test_deadlines_are_late_once_when_the_process_was_stopped_however_many_frames_come() -> None:
+    async def scenario() -> None:
+        async with world() as w, w.session() as session:
+            loop, ticks = asyncio.get_running_loop(), list[float]()
+            assert isinstance(loop, virtual_time.VirtualTimeLoop)
+            since_s, state = loop.time(), session._state
+
+            def due_s() -> float:
+                return math.inf if ticks else since_s + 1
+
+            def tick(now_s: float) -> list[Action]:
+                ticks.append(now_s)
+                return []
+
+            with patch.object(state, "next_due_s", due_s), patch.object(state, "tick", tick):
+                session._carry_out([])
+                loop._now_s += 10.0
+                for _ in range(20):
+                    await asyncio.sleep(0.1)
+                    session._carry_out([])  # as each frame does
+            assert ticks == [pytest.approx(since_s + 10 + READ_S, abs=0.2)]
 
     run(scenario())
 

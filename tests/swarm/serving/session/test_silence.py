@@ -43,6 +43,14 @@ def test_no_server_is_given_up_when_all_of_several_are_silent(stages: list[Stage
     assert watch.lost(asked, asked, 2.0) == (asked if num_asked == 1 else [])
 
 
+def test_server_with_two_spans_that_is_silent_alone_is_given_up() -> None:
+    world = ToyWorld(1, num_blocks=3, spans=[(0, 1), (1, 2), (2, 3)])
+    twice = [world.new_stage("s0", 0, 1), world.new_stage("s0", 2, 3)]
+    watch = SilenceWatch()
+    watch.ask(twice)
+    assert watch.lost(twice, twice, 2.0) == twice
+
+
 def test_later_answers_may_take_longer_when_servers_were_given_up(stages: list[Stage]) -> None:
     watch = SilenceWatch()
     found = []

@@ -74,8 +74,8 @@ class Client(TextClient[Iterator[Token]]):
             raise SessionError("the client is connected already", remedy="use one `with` block for each Client")
         connected: Future[AsyncClient] = Future()
         self._thread = threading.Thread(target=self._run, args=(connected,), name="swarm-client", daemon=True)
-        self._thread.start()
         try:
+            self._thread.start()
             self._client = connected.result()
         except SwarmError:
             self._thread.join()

@@ -715,6 +715,33 @@ def test_interrupted_connecting_leaves_no_thread(monkeypatch: pytest.MonkeyPatch
     assert was_closed.is_set() != fails
 
 
+def test_connecting_that_is_interrupted_as_its_thread_starts_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    was_closed = threading.Event()
+
+    @asynccontextmanager
+    async def connect(**_: object) -> AsyncIterator[Slow]:
+        await asyncio.to_thread(was_interrupted.wait, 10)
+        yield Slow()
+        was_closed.set()
+
+    def start(thread: threading.Thread) -> None:
+        really_start(thread)
+        if thread.name == "swarm-client":
+            raise KeyboardInterrupt
+
+    was_interrupted, really_start = threading.Event(), threading.Thread.start
+    monkeypatch.setattr(client.AsyncClient, "connect", connect)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    connecting = client.Client(peers=[])
+    with pytest.raises(KeyboardInterrupt), connecting:
+        pass
+    was_interrupted.set()
+    assert connecting._thread is not None
+    connecting._thread.join(10)
+    assert not connecting._thread.is_alive()
+    assert was_closed.is_set()
+
+
 def test_interrupted_answer_is_ended_and_the_client_stays_usable(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C interrupts it while a token is awaited."""
     ended = threading.Event()

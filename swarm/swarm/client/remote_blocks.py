@@ -130,15 +130,16 @@ class CallRouteFinder:
         Raises `error` once enough peers failed that the call itself must be the cause.
         """
         logger.info("%s failed a call on blocks of %s: %s", peer_id, self._known.model.name, error)
-        # a refusal of this call says nothing about other calls, and a server that could not be reached may come back
-        if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
-            self._health.failed(peer_id, error)
-        elif isinstance(error, PeerRefused) and error.lacks_room and not error.retry_after_s:
-            self._too_small[peer_id] = error  # the call still waits for servers that are busy or resting
+        if isinstance(error, PeerRefused) and error.lacks_room and not error.retry_after_s:
+            # not the last error: the call still waits for servers that are busy or resting
+            self._too_small[peer_id] = error
         else:
-            self._failed.add(peer_id)
-        if peer_id not in self._too_small:
             self._last = error
+            # a refusal says nothing about other calls, and a server that could not be reached may come back
+            if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
+                self._health.failed(peer_id, error)
+            else:
+                self._failed.add(peer_id)
         self._num_failures += 1
         if self._num_failures > MAX_FAILURES:
             raise error

@@ -27,8 +27,8 @@ from swarm.trust.reputation import Reputation
 
 FIRST_BACKOFF_S = 1.0
 SILENT_BACKOFF_S = 15.0
-"""The first backoff of a server that has fallen silent. If it is cut off, it stays listed for a minute, and each answer
-that begins with it waits `session_state.OPEN_S`."""
+"""The first backoff of a server that has fallen silent. If it is cut off, it stays listed for a minute, and an answer
+that begins with it waits up to `session_state.OPEN_S`."""
 
 MAX_BACKOFF_S = 60.0
 VIOLATION_BACKOFF_S = 3600.0

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
@@ -50,12 +50,20 @@ async def avoided_s(health: PeerHealth, peer_id: str = "a") -> float:
     return asyncio.get_running_loop().time() - since_s
 
 
+async def each_time_s(
+    health: PeerHealth, error: SwarmError, num_times: int, until_over: Callable[[PeerHealth], Awaitable[float]]
+) -> list[float]:
+    """Return the seconds until it is over, after each of `num_times` failures in a row."""
+    times = []
+    for _ in range(num_times):
+        health.failed("a", error)
+        times.append(await until_over(health))
+    return times
+
+
 def test_failing_peer_is_avoided_twice_as_long_each_time_up_to_a_bound() -> None:
     async def scenario(health: PeerHealth) -> None:
-        times = []
-        for _ in range(8):
-            health.failed("a", PeerUnreachable("gone"))
-            times.append(await avoided_s(health))
+        times = await each_time_s(health, PeerUnreachable("gone"), 8, avoided_s)
         assert times == [1, 2, 4, 8, 16, 32, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
     run(scenario)
@@ -63,10 +71,7 @@ def test_failing_peer_is_avoided_twice_as_long_each_time_up_to_a_bound() -> None
 
 def test_silent_peer_is_avoided_for_longer_than_an_answer_would_wait_for_it() -> None:
     async def scenario(health: PeerHealth) -> None:
-        times = []
-        for _ in range(4):
-            health.failed("a", PeerTimeout("silent"))
-            times.append(await avoided_s(health))
+        times = await each_time_s(health, PeerTimeout("silent"), 4, avoided_s)
         assert times[0] > OPEN_S
         assert times == [SILENT_BACKOFF_S, 2 * SILENT_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
@@ -100,10 +105,7 @@ async def barred_s(health: PeerHealth, peer_id: str = "a") -> float:
 
 def test_failing_peer_is_barred_for_two_seconds_at_most() -> None:
     async def scenario(health: PeerHealth) -> None:
-        times = []
-        for _ in range(8):
-            health.failed("a", PeerUnreachable("gone"))
-            times.append(await barred_s(health))
+        times = await each_time_s(health, PeerUnreachable("gone"), 8, barred_s)
         assert times == [1, *[REST_S] * 7]
 
     run(scenario)

@@ -171,7 +171,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
     traffic = Traffic(limits)
     month = MonthlyTraffic(home.traffic, time.time())
     lending = Lending(config.hours, config.monthly_traffic, month)
-    use = LinkUse(traffic)
+    use = LinkUse(traffic, asyncio.get_running_loop().time())
     async with _on_network(config, home, role, traffic) as network, Membership(network) as membership:
         node = Node(
             config=config,

@@ -43,7 +43,7 @@ def node_with(activity: Activity, role: RoleName, announced: list[NodeRecord], *
         "network": SimpleNamespace(addrs=no_addrs, peer_id=peer_id_of(bytes(32)), network_id="net"),
         "membership": SimpleNamespace(announce=announced.append, rtts_ms=no_round_trips),
         "lending": Lending((), 0, cast(Any, None)),
-        "link_use": LinkUse(Traffic()),
+        "link_use": LinkUse(Traffic(), 0.0),
     }
     unused = dict.fromkeys(("home", "identity", "emitter", "steps"), cast(Any, None))
     return Node(**parts, **unused, activity=activity, role=role, **more)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections import deque
 from datetime import datetime
 from pathlib import Path
 
 from swarm.network.rate import OVERHEAD
 from swarm.network.traffic import Traffic
+from swarm.recent_rate import RecentRate
 from swarm_protocol.checks import check_int
 from swarm_protocol.limits import MAX_TRAFFIC_BYTES
 
@@ -26,7 +26,7 @@ from swarm_node.storage.home import JsonMemory
 COUNT_S = 5.0
 SAVE_S = 30.0
 SAMPLE_S = 2.0
-NUM_SAMPLES = 6
+WINDOW_S = 10.0
 """Rates cover the last 10 to 12 seconds, which is long enough to even out bursts."""
 
 MAX_FILE_BYTES = 1024
@@ -97,26 +97,19 @@ def _checked(months: dict[str, object]) -> dict[str, int]:
 class LinkUse:
     """Measures the rates of a link. They include the protocol overhead, as the owner's limits do."""
 
-    def __init__(self, traffic: Traffic) -> None:
+    def __init__(self, traffic: Traffic, now_s: float) -> None:
         self._traffic = traffic
-        self._samples: deque[tuple[float, int, int]] = deque(maxlen=NUM_SAMPLES)
+        self._up, self._down = RecentRate(now_s, WINDOW_S), RecentRate(now_s, WINDOW_S)
 
-    def sample(self, at_s: float) -> None:
-        self._samples.append((at_s, self._traffic.up_bytes, self._traffic.down_bytes))
-
-    def bytes_per_s(self, at_s: float) -> tuple[float, float]:
-        """Return the rates up and down from the oldest sample to `at_s`, in bytes per second. 0 before the first
-        sample."""
-        if not self._samples or at_s <= self._samples[0][0]:
-            return 0.0, 0.0
-        since_s, up_bytes, down_bytes = self._samples[0]
-        scale = OVERHEAD / (at_s - since_s)
-        return (self._traffic.up_bytes - up_bytes) * scale, (self._traffic.down_bytes - down_bytes) * scale
+    def bytes_per_s(self, now_s: float) -> tuple[float, float]:
+        """Return the rates up and down, in bytes per second."""
+        up, down = self._up.per_s(self._traffic.up_bytes, now_s), self._down.per_s(self._traffic.down_bytes, now_s)
+        return up * OVERHEAD, down * OVERHEAD
 
 
 async def keep_sampling(use: LinkUse) -> None:
     """Sample until cancelled."""
     loop = asyncio.get_running_loop()
     while True:
-        use.sample(loop.time())
+        use.bytes_per_s(loop.time())
         await asyncio.sleep(SAMPLE_S)

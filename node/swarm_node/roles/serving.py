@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from dataclasses import replace
 from pathlib import Path
 
+from swarm.recent_rate import RecentRate
 from swarm.router.placement import PlacementDecision
 from swarm.serving.model import fused_decode
 from swarm.serving.model.model_files import manifest_beside
@@ -27,20 +27,7 @@ from swarm_node.roles.sources import FetchBlocks, ModelSource, ProgressReports, 
 from swarm_node.settings.parsers import HubId
 
 RATE_S = 5.0
-
-
-class TokenRate:
-    """Tokens per second over the last RATE_S seconds, from a counter that only grows."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def update(self, now_s: float, num_tokens: int) -> float:
-        self._seen.append((now_s, num_tokens))
-        while now_s - self._seen[0][0] > RATE_S:
-            self._seen.popleft()
-        since_s, since_tokens = self._seen[0]
-        return (num_tokens - since_tokens) / (now_s - since_s) if now_s > since_s else 0.0
+"""Seconds over which the token rate is measured."""
 
 
 def model_name(model: Path | HubId) -> str:
@@ -77,7 +64,6 @@ class ModelServing:
         self._numbered = numbered
         self._dtype = dtype or node.config.dtype
         self._published = published
-        self._rate = TokenRate()
         self._num_bytes = 0  # bytes downloaded so far
         self._is_chosen = False
         self._num_blocks = 0
@@ -121,13 +107,13 @@ class ModelServing:
         )
 
     async def _serve(self, placer: SpanPlacer) -> None:
-        leaving = self._node.work_end.leaving
+        leaving, rate = self._node.work_end.leaving, RecentRate(asyncio.get_running_loop().time(), RATE_S)
         try:
             await placer.start()
             while not leaving.is_set():
                 if failure := placer.failure:
                     raise failure
-                self._say(placer)
+                self._say(placer, rate)
                 await self._node.work_end.wait(1.0)
             await placer.drain(within_s=self._node.work_end.grace_s)
         except SessionError:
@@ -182,7 +168,7 @@ class ModelServing:
             reason=decision.reason,
         )
 
-    def _say(self, placer: SpanPlacer) -> None:
+    def _say(self, placer: SpanPlacer, rate: RecentRate) -> None:
         server = placer.server
         assert server is not None
         status = self._node.activity.serving = ServingStatus(
@@ -190,7 +176,7 @@ class ModelServing:
             start=server.start_block,
             end=server.end_block,
             num_sessions=len(server.sessions),
-            tokens_per_s=self._rate.update(asyncio.get_running_loop().time(), server.num_tokens),
+            tokens_per_s=rate.per_s(server.num_tokens, asyncio.get_running_loop().time()),
         )
         # while the server moves without memory for both spans, it has no record
         self._node.emitter.status("serving", serving_line(status, self._num_blocks))

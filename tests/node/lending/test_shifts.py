@@ -88,7 +88,7 @@ def _play(
                 membership=membership,
                 steps=StartupSteps(emitter, 9),
                 lending=lending,
-                link_use=LinkUse(Traffic()),
+                link_use=LinkUse(Traffic(), 0.0),
             )
             node.shutdown.grace_s = GRACE_S
             await case(node, out)

@@ -20,7 +20,7 @@ from swarm_node.machine import reachability
 from swarm_node.metrics.metric_registry import Registry
 from swarm_node.roles.helper import StandbyRole
 from swarm_node.roles.seed import SeedRole, join_command
-from swarm_node.roles.serving import ModelServing, TokenRate, model_name
+from swarm_node.roles.serving import ModelServing, model_name
 from swarm_node.roles.training import RunTraining
 from swarm_node.roles.volunteer import VolunteerRole
 from swarm_node.settings.config import Config
@@ -74,14 +74,6 @@ def test_node_without_work_prints_only_what_leads_to_work(rights: tuple[Right, .
     node.work_end.request("Ctrl-C")
     asyncio.run(StandbyRole(node.config).run(node))
     assert node.steps.done.call_args.args[1].startswith(f"to work, {way}")
-
-
-def test_token_rate_is_over_the_last_seconds() -> None:
-    rate = TokenRate()
-    assert rate.update(0.0, 0) == 0
-    assert rate.update(1.0, 10) == 10
-    assert rate.update(5.0, 10) == 2
-    assert rate.update(7.0, 10) == 0
 
 
 def test_model_name_is_that_of_its_directory() -> None:

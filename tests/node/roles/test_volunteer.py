@@ -102,7 +102,7 @@ def in_a_network(test: Scene, tmp_path: Path, config: Config) -> None:
                 membership=membership,
                 steps=StartupSteps(emitter, 9),
                 lending=Lending((), 0, MonthlyTraffic(tmp_path / "traffic.json", 0.0)),
-                link_use=LinkUse(Traffic()),
+                link_use=LinkUse(Traffic(), 0.0),
             )
             await test(node, other, others)
         await internet.close()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.records import ServeRecord
 
 from swarm.network.membership import Membership
+from swarm.recent_rate import RecentRate
 from swarm.serving.server.deployment import Deployment
 
 if TYPE_CHECKING:
@@ -32,27 +32,6 @@ IDLE_S = 60.0
 """Seconds without a token after which the blocks are measured again, and again after each further such time."""
 
 WINDOW_S = 60.0
-MARK_S = 1.0
-"""Minimum seconds between two counts that are kept."""
-
-
-class RecentRate:
-    """Measures the rate of a count that was 0 at `now`, in seconds of any clock.
-
-    A caller that asks less often than once per WINDOW_S gets the rate over a longer window.
-    """
-
-    def __init__(self, now: float) -> None:
-        self._marks = deque([(now, 0)])
-
-    def per_s(self, count: int, now: float) -> float:
-        """Return the rate over the last WINDOW_S, or since the beginning if that is shorter."""
-        while len(self._marks) > 1 and self._marks[1][0] <= now - WINDOW_S:
-            self._marks.popleft()
-        since, before = self._marks[0]
-        if now - self._marks[-1][0] >= MARK_S:
-            self._marks.append((now, count))
-        return max(0.0, (count - before) / (now - since)) if now > since else 0.0
 
 
 class SpanAnnouncer:
@@ -124,7 +103,7 @@ class SpanAnnouncer:
         It also announces while tokens are computed, and once after they have stopped.
         """
         self._idle_since_s = asyncio.get_running_loop().time()
-        self._rate = RecentRate(self._idle_since_s)
+        self._rate = RecentRate(self._idle_since_s, WINDOW_S)
         while True:
             self._changed.clear()
             self.announce()

@@ -1,13 +1,25 @@
-"""Each test's changes to the whole process, which a command makes, are undone after it."""
+"""Each test's changes to the whole process, which a command makes, are undone after it. HTTP servers end soon."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
+import uvicorn.server
 from swarm_node import diagnostics
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _http_servers_end_soon() -> Iterator[None]:
+    """uvicorn looks every 0.1 s whether it should end, and then waits as long: hundreds of tests would wait, too."""
+    hasty = SimpleNamespace(**{**vars(asyncio), "sleep": lambda seconds: asyncio.sleep(seconds / 20)})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", hasty)
+        yield
 
 
 @pytest.fixture(autouse=True)

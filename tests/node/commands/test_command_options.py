@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from swarm_node import cli
+from swarm_node.commands.command_options import models, run_files
 
 FOLDER = Path(sys.executable).parent
 BASH = shutil.which("bash") or ""
@@ -65,18 +66,12 @@ def test_bash_completes_commands_and_options(words: str, expected: list[str], sc
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("swarm-node join --run ''", ["story.toml"]),
         ("swarm-node join --run books/", ["books/poems.toml"]),
-        ("swarm-node join --run n", []),
-        ("swarm-node plan --model ''", ["small"]),
         ("swarm-node plan --model '~/s'", ["~/small"]),
     ],
 )
 def test_bash_completes_run_files_and_models(words: str, expected: list[str], script: Path, tmp_path: Path) -> None:
-    for path in ("story.toml", "notes.txt", "books/poems.toml", "small/config.json", "empty/model.bin"):
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).touch()
-    (tmp_path / "folder.toml").mkdir()
+    _fill(tmp_path)
     done = subprocess.run(
         [BASH, "--norc", "--noprofile", "-c", ASK.format(script=script, words=words)],
         env=shell_environment(tmp_path),
@@ -89,6 +84,19 @@ def test_bash_completes_run_files_and_models(words: str, expected: list[str], sc
     *found, _registered = done.stdout.splitlines()
     assert sorted(filter(None, found)) == expected
     assert done.stderr == ""
+
+
+def test_only_run_files_and_models_are_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _fill(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert (run_files(""), run_files("n"), models("")) == (["story.toml"], [], ["small"])
+
+
+def _fill(folder: Path) -> None:
+    for path in ("story.toml", "notes.txt", "books/poems.toml", "small/config.json", "empty/model.bin"):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).touch()
+    (folder / "folder.toml").mkdir()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -30,7 +30,7 @@ class Endorsed:
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, author: Identity = AUTHOR) -> None:
-        self.run = write_run(folder / "run.toml", config(min_group=2, outer_steps=20), AUTHOR)
+        self.run = write_run(folder / "run.toml", config(min_group=2, outer_steps=8), AUTHOR)
         author.save(folder / "author.key")
         self._command = ["run", "endorse", str(folder / "run.toml"), "--identity", str(folder / "author.key"), "--json"]
         self._command += ["--peers", f"/ip4/127.0.0.1/tcp/9/p2p/{ONLOOKER.peer_id}"]
@@ -81,7 +81,7 @@ def test_endorse_repeatedly_continues_from_the_last_endorsement_until_the_run_is
     planned = [event for event in told if event["event"] == "endorsement_planned"]
     steps = [event["outer_step"] for event in planned]
     assert steps == sorted(set(steps))
-    assert steps[-1] == 20
+    assert steps[-1] == 8
     assert [event["after"] for event in planned] == [None, *steps[:-1]]
     assert endorsed.num_endorsed == 3
 

@@ -19,7 +19,7 @@ def _far_apart(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_thirty_days_of_nodes_that_come_and_go_stay_small_and_fast(tmp_path: Path) -> None:
     """`make bench` has it with a thousand nodes."""
-    check_month(tmp_path, num_nodes=150)
+    check_month(tmp_path, num_nodes=70)
 
 
 def test_history_over_its_size_limit_shortens_all_ages_until_it_fits(tmp_path: Path) -> None:

@@ -190,10 +190,15 @@ def test_hostile_names_are_shown_as_text(page: Page, swarms: Swarms) -> None:
     assert "<script>document.title='owned'</script>" in page.locator("main").inner_text()
 
 
+AFTER_A_FETCH_MS = 3_000
+"""A page fetches itself again two seconds after the last time at the earliest."""
+
+
 def test_a_change_arrives_without_disturbing_the_visitor(page: Page, swarms: Swarms) -> None:
     source, served = swarms["small"]
     before = source.overview()
     heard = complaints(page)
+    page.clock.install()
     page.goto(f"{served.url}{paths_of(source)[3]}")
     expect(page.locator("#live-state")).to_have_text("Live")
     page.locator("summary").first.click()
@@ -202,12 +207,14 @@ def test_a_change_arrives_without_disturbing_the_visitor(page: Page, swarms: Swa
     detail = source.model_details[before.models[0].name]
     model = detail.model.model_copy(update={"words": "Something has changed."})
     source.model_details[model.name] = detail.model_copy(update={"model": model, "servers": detail.servers[1:]})
+    page.clock.fast_forward(AFTER_A_FETCH_MS)
     source.change()
     expect(page.locator("main .lead.strong")).to_have_text("Something has changed.")
     assert page.locator("details").first.get_attribute("open") is not None
     assert page.evaluate("document.activeElement.className") == "card scroll"
     assert page.locator("tbody tr").count() == len(detail.servers) - 1
     source.model_details[model.name] = detail
+    page.clock.fast_forward(AFTER_A_FETCH_MS)
     source.change()
     expect(page.locator("tbody tr")).to_have_count(len(detail.servers))
     assert not heard
@@ -216,15 +223,20 @@ def test_a_change_arrives_without_disturbing_the_visitor(page: Page, swarms: Swa
 def test_a_lost_connection_is_reported_and_restored(page: Page, swarms: Swarms) -> None:
     source, served = swarms["empty"]
     source.change()
+    page.clock.install()
     page.goto(served.url)
     expect(page.locator("#live-state")).to_have_text("Live")
     served.stop()
     expect(page.locator("#live-state")).to_have_text("Connection lost, trying again")
+    page.clock.fast_forward(2_000)
     expect(page.locator("#live-age")).to_have_text(re.compile(r"^([2-9]|\d\d) s ago$"))
     served.start()
+    page.clock.fast_forward(20_000)
     expect(page.locator("#live-state")).to_have_text("Live")
+    page.clock.fast_forward(AFTER_A_FETCH_MS)
     source.change(stale="the network gives no answer")
     expect(page.locator(".notice")).to_contain_text("the network gives no answer")
+    page.clock.fast_forward(AFTER_A_FETCH_MS)
     source.change(stale=None)
     expect(page.locator(".notice")).to_have_count(0)
 

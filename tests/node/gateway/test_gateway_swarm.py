@@ -21,6 +21,7 @@ from openai.types.chat import ChatCompletion
 from support.leaks import no_leaks
 from swarm.client.tensor_calls import TensorCalls
 from swarm.serving.server.deployment import ServerOptions
+from swarm.serving.session import session_messages
 from swarm.serving.tokenizer.model_assets import TokenizerLimits
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import initial_theta
@@ -69,11 +70,17 @@ def test_streamed_tokens_are_those_of_the_model_also_when_a_server_dies(checkpoi
     asyncio.run(main())
 
 
-def test_chat_without_a_limit_ends_where_the_context_ends_or_the_cache_is_full(checkpoint: Path) -> None:
+def test_chat_without_a_limit_ends_where_the_context_ends_or_the_cache_is_full(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The cache of the second swarm holds less than the model's context."""
+    monkeypatch.setattr(session_messages, "GROWTH_TOKENS", 32)
+    short = shutil.copytree(checkpoint, tmp_path / "small")
+    config = json.loads((short / "config.json").read_text())
+    (short / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 192}))
 
     async def chat(kv_bytes: int) -> tuple[CompletionUsage, int]:
-        async with gateway_swarm(checkpoint, (0, 2), (2, 4), options=ServerOptions(kv_bytes=kv_bytes)) as swarm:
+        async with gateway_swarm(short, (0, 2), (2, 4), options=ServerOptions(kv_bytes=kv_bytes)) as swarm:
             swarm.client._session = replace(swarm.client._session, patience_s=1.0)
             before = swarm.num_free_tokens()
             answer = await swarm.openai.chat.completions.create(
@@ -92,9 +99,9 @@ def test_chat_without_a_limit_ends_where_the_context_ends_or_the_cache_is_full(c
 
     async def main() -> None:
         usage, _ = await chat(2**22)
-        assert usage.total_tokens == 1024
-        usage, cache_tokens = await chat(KV_BYTES * 3 // 2)
-        assert 600 < cache_tokens < 1000
+        assert usage.total_tokens == 192
+        usage, cache_tokens = await chat(KV_BYTES // 4)
+        assert 64 < cache_tokens < 160
         assert cache_tokens <= usage.total_tokens <= cache_tokens + 1
 
     asyncio.run(main())

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 
 from swarm_protocol import limits
 
+from swarm.newest_items import NewestItems
+
 MIN_MESSAGE_BYTES = 2**16
 """A shorter message is ignored, since its time says more about the machines than about the link."""
 
@@ -70,7 +72,7 @@ class LinkMeter:
     """The rates at which peers send to this node, in bytes of payload per second, and the round trips to them."""
 
     def __init__(self) -> None:
-        self._links: dict[str, _Link] = {}
+        self._links = NewestItems[str, _Link](MAX_PEERS)
 
     def received(self, peer_id: str, num_bytes: int, since_s: float) -> None:
         """Note that a message of `num_bytes` came from `peer_id`, whose first bytes came at `since_s`."""
@@ -109,10 +111,7 @@ class LinkMeter:
         return sorted(peer_ids, key=lambda peer_id: -known.get(peer_id, usual))
 
     def _link(self, peer_id: str) -> _Link:
-        link = self._links.pop(peer_id) if peer_id in self._links else _Link()
-        self._links[peer_id] = link  # the latest heard of
-        if len(self._links) > MAX_PEERS:
-            del self._links[next(iter(self._links))]
+        link = self._links[peer_id] = self._links.get(peer_id) or _Link()
         return link
 
 

@@ -90,8 +90,8 @@ class Membership:
         self._num_malformed = 0
         self._num_dropped = 0
         self._warned_of = NewestItems[str, None](MAX_LISTED_PEERS)  # signers of malformed records
-        self._views: dict[tuple[Kind, str], dict[str, _Seen]] = {}
-        self._samples: dict[str, dict[str, _Seen]] = {}
+        self._views = NewestItems[tuple[Kind, str], dict[str, _Seen]](MAX_VIEWS)
+        self._samples = NewestItems[str, dict[str, _Seen]](MAX_VIEWS)
         self._chance = random.Random(network.peer_id)
         self._round_trips = RoundTrips(network)
         self._tasks = asyncio.TaskGroup()
@@ -177,14 +177,11 @@ class Membership:
         """Return all trainers of `run`, or a random sample of at most MAX_SAMPLED of many, so that the cost does not
         grow with the run. Repeated calls add to the sample, and keep the trainers whose records are newest."""
         now, root = self._network.now(), lookup_key("train", run)
-        view = self._samples.pop(run, {})
-        self._samples[run] = view
+        view = self._samples[run] = self._samples.get(run, {})
         for envelope in await self._find_some(root, timeout_s):
             self._remember(view, envelope)
         living = [(seen.envelope.issued_at, peer_id) for peer_id, seen in view.items() if seen.envelope.holds_at(now)]
         self._samples[run] = kept = {peer_id: view[peer_id] for _, peer_id in sorted(living)[-MAX_SAMPLED:]}
-        if len(self._samples) > MAX_VIEWS:
-            del self._samples[next(iter(self._samples))]
         return {
             peer_id: seen.record for peer_id, seen in sorted(kept.items()) if isinstance(seen.record, TrainerRecord)
         }
@@ -267,12 +264,9 @@ class Membership:
         """Return the remembered records that are still valid, so that a lookup that misses a record, or finds an older
         one, does not hide it."""
         now = self._network.now()
-        view = self._views.pop((kind, name), {})
-        self._views[kind, name] = view = {
-            peer_id: seen for peer_id, seen in view.items() if seen.envelope.holds_at(now)
-        }
-        if len(self._views) > MAX_VIEWS:
-            del self._views[next(iter(self._views))]
+        known = self._views.get((kind, name), {})
+        view = {peer_id: seen for peer_id, seen in known.items() if seen.envelope.holds_at(now)}
+        self._views[kind, name] = view
         return view
 
     def _remember(self, view: dict[str, _Seen], envelope: Envelope) -> None:

@@ -16,6 +16,7 @@ from itertools import pairwise
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 
 from swarm.network.interface import Network
+from swarm.newest_items import NewestItems
 
 PING_METHOD = "ping"
 
@@ -44,7 +45,7 @@ class RoundTrips:
     def __init__(self, network: Network) -> None:
         self._network = network
         self._chance = random.Random(network.peer_id)
-        self._known: dict[str, tuple[float, float]] = {}  # seconds, and when they were measured
+        self._known = NewestItems[str, tuple[float, float]](MAX_PEERS)  # seconds, and when they were measured
 
     async def serve(self) -> None:
         """Answer the pings of all peers. Call it once for each network."""
@@ -63,9 +64,7 @@ class RoundTrips:
             except SwarmError:
                 self._known.pop(peer_id, None)
                 raise
-        rtt_s, _ = self._known[peer_id] = self._known.pop(peer_id)  # the latest asked for
-        if len(self._known) > MAX_PEERS:
-            del self._known[next(iter(self._known))]
+        rtt_s, _ = self._known[peer_id] = self._known[peer_id]  # the latest asked for
         return rtt_s
 
     async def measure_some(self, peer_ids: Sequence[str], *, timeout_s: float) -> None:

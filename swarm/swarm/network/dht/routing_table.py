@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,6 +30,7 @@ from swarm_protocol.dht_messages import Contact, contact_of, dht_id_of
 from swarm_protocol.envelope import Envelope
 
 from swarm.network.multiaddr import dialable
+from swarm.newest_items import NewestItems
 
 BUCKET_SIZE = 20
 """Maximum members of a bucket, the paper's k: so many peers hardly ever all leave within an hour."""
@@ -81,7 +82,7 @@ class _Bucket:
 
     members: dict[str, float] = field(default_factory=dict)
     by_id: dict[int, str] = field(default_factory=dict)
-    waiting: OrderedDict[str, None] = field(default_factory=OrderedDict)
+    waiting: NewestItems[str, None] = field(default_factory=lambda: NewestItems(BUCKET_SIZE))
     pause_s: float = MIN_CROWDED_S / 2
     calm_until_s: float = -math.inf
 
@@ -129,9 +130,6 @@ class RoutingTable:
             bucket.waiting.pop(peer_id, None)
             return True
         bucket.waiting[peer_id] = None
-        bucket.waiting.move_to_end(peer_id)
-        if len(bucket.waiting) > BUCKET_SIZE:
-            bucket.waiting.popitem(last=False)
         return False
 
     def lost(self, peer_id: str) -> None:
@@ -206,15 +204,13 @@ class Suspects:
     up to MAX_SUSPECT_S, until it answers."""
 
     def __init__(self) -> None:
-        self._left_out: dict[str, tuple[float, float]] = {}  # the end and the length of each time
+        self._left_out = NewestItems[str, tuple[float, float]](MAX_SUSPECTS)  # the end and the length of each time
 
     def add(self, peer_id: str, now_s: float) -> None:
         """Note a peer that did not answer."""
-        _, before_s = self._left_out.pop(peer_id, (0.0, SUSPECT_S / 2))
+        _, before_s = self._left_out.get(peer_id, (0.0, SUSPECT_S / 2))
         hold_s = min(MAX_SUSPECT_S, 2 * before_s)
         self._left_out[peer_id] = (now_s + hold_s, hold_s)
-        if len(self._left_out) > MAX_SUSPECTS:
-            del self._left_out[next(iter(self._left_out))]
 
     def clear(self, peer_id: str) -> None:
         """Note a peer that has answered."""
@@ -358,7 +354,7 @@ class AddressBook:
     """Remembers the addresses that members of the routing table gave of themselves."""
 
     def __init__(self) -> None:
-        self._contacts: OrderedDict[str, Contact] = OrderedDict()
+        self._contacts = NewestItems[str, Contact](MAX_ADDRESSED)
         self._gone: set[str] = set()
 
     def learn(self, peer_id: str, addrs: Iterable[str]) -> None:
@@ -369,10 +365,8 @@ class AddressBook:
             usable = dialable(addrs)[: limits.MAX_CONTACT_ADDRS]
             if not usable:
                 return
-            self._contacts[peer_id] = contact_of(peer_id=peer_id, addrs=usable)
-        self._contacts.move_to_end(peer_id)
-        if len(self._contacts) > MAX_ADDRESSED:
-            self._contacts.popitem(last=False)
+            known = contact_of(peer_id=peer_id, addrs=usable)
+        self._contacts[peer_id] = known
 
     def forget_all_but(self, peers: Container[str]) -> None:
         """Forget peers that are neither in `peers` now nor were at the last call: a peer that was just lost may still

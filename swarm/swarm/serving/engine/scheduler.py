@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from swarm.newest_items import NewestItems
+
 QUANTUM_TOKENS = 256
 """Prompt tokens of a client's turn. Most questions fit in one turn, for which a long document waits only a few
 steps."""
@@ -75,7 +77,7 @@ class Scheduler(Generic[W]):
         self._clients: dict[str, _ClientQueue[W]] = {}
         self._turns = itertools.count(1)
         # ordered by the last decode of each client, the oldest first
-        self._decoded: dict[str, int] = {}
+        self._decoded = NewestItems[str, int](MAX_REMEMBERED)
         self._ran: dict[tuple[int, int], int] = {}
 
     def __len__(self) -> int:
@@ -129,12 +131,9 @@ class Scheduler(Generic[W]):
         while queues and len(chosen) < self._max_batch:
             name, decodes = queues.popleft()
             chosen.append(decodes.popleft())
-            self._decoded.pop(name, None)
             self._decoded[name] = next(self._turns)
             if decodes:
                 queues.append((name, decodes))
-        while len(self._decoded) > MAX_REMEMBERED:
-            del self._decoded[next(iter(self._decoded))]
         return chosen
 
     def _next_chunks(self, ready: dict[str, list[W]], budget_tokens: int) -> dict[W, int]:

@@ -10,7 +10,7 @@ import pytest
 from support.site_pages import ROOT, hooks, written
 from swarm.network import framing, network_entry
 from swarm.network.discovery import mdns_messages
-from swarm.network.paths import introductions, opener, own_addresses
+from swarm.network.paths import introductions, opener, own_addresses, peer_addresses
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
 from swarm.training.run.methods import Methods
@@ -125,14 +125,14 @@ def test_transport_page_names_every_method_and_protocol_id() -> None:
 
 def test_paths_page_names_every_method_and_bound() -> None:
     page = PAGES["reference/protocol/paths.md"]
-    for method in (own_addresses.OBSERVE, own_addresses.DIAL_BACK, introductions.INTRODUCE, introductions.INTRODUCED):
+    for method in (peer_addresses.OBSERVE, peer_addresses.DIAL_BACK, introductions.INTRODUCE, introductions.INTRODUCED):
         assert f"| `{method}` |" in page
     for said in (
-        f"at most {own_addresses.DIAL_S:.0f} seconds",
-        f"refuses when {own_addresses.MAX_WAITING} already wait or when an asker has waited for "
-        f"{own_addresses.TURN_S:.0f} seconds",
-        f"at most {own_addresses.MAX_PER_PEER} times in {own_addresses.PERIOD_S:.0f} seconds",
-        f"all askers together at most {own_addresses.MAX_PER_PERIOD} times",
+        f"at most {peer_addresses.DIAL_S:.0f} seconds",
+        f"refuses when {peer_addresses.MAX_WAITING} already wait or when an asker has waited for "
+        f"{peer_addresses.TURN_S:.0f} seconds",
+        f"at most {peer_addresses.MAX_PER_PEER} times in {peer_addresses.PERIOD_S:.0f} seconds",
+        f"all askers together at most {peer_addresses.MAX_PER_PERIOD} times",
         f"for {introductions.RETRY_S:.0f} seconds",
         f"at most {introductions.MAX_BURST} introductions in {introductions.BURST_S:.0f} seconds",
         f"send to at most {introductions.MAX_ADDRS} addresses",

@@ -29,6 +29,7 @@ from swarm.network.discovery.mdns_messages import MdnsQuery, answer, is_near, qu
 from swarm.network.discovery.multicast import Link, MulticastLink, OpenLink, Segment, segments_of
 from swarm.network.discovery.own_networks import Subnet, own_subnets
 from swarm.network.ip_kinds import IpAddress
+from swarm.network.rate_limit import RateLimit
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
@@ -164,8 +165,7 @@ class LocalDiscovery:
         self._asked_at: dict[Segment, float] = {}  # the last query of another node
         self._answer_at: dict[Segment, float] = {}  # the last answer of this node, or the next one if it is due
         self._jitter = random.Random(peer_id)
-        self._budget_at = 0.0
-        self._num_packets: Counter[IpAddress] = Counter()  # parsed in this second, by sender
+        self._packets = RateLimit[IpAddress](period_s=1.0, per_peer=MAX_PACKETS_PER_SOURCE, in_all=MAX_PACKETS_PER_S)
         self.nearby = NearbyPeers()
 
     async def run(self) -> None:
@@ -217,7 +217,7 @@ class LocalDiscovery:
             self._link.send(segment, packet)
 
     def _take(self, segment: Segment, sender: IpAddress, packet: bytes) -> None:
-        if not self._has_budget(sender):
+        if not self._packets.takes(sender):
             return
         said = read_message(packet, self._service, segment.subnets, self._secret)
         if isinstance(said, MdnsQuery):
@@ -225,16 +225,6 @@ class LocalDiscovery:
         elif said is not None and said.peer_id != self._peer_id:
             self.nearby.note(sender, said, asyncio.get_running_loop().time())
             self._heard.set()
-
-    def _has_budget(self, sender: IpAddress) -> bool:
-        now = asyncio.get_running_loop().time()
-        if now >= self._budget_at + 1.0:
-            self._budget_at = now
-            self._num_packets.clear()
-        if self._num_packets[sender] >= MAX_PACKETS_PER_SOURCE or self._num_packets.total() >= MAX_PACKETS_PER_S:
-            return False
-        self._num_packets[sender] += 1
-        return True
 
     def _on_query(self, segment: Segment) -> None:
         """Answer a query at once, or ANSWER_EVERY_S after the last answer."""

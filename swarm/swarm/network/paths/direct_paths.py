@@ -28,6 +28,7 @@ from swarm.network.paths.dialler import Dialler
 from swarm.network.paths.introductions import Introductions, Surroundings
 from swarm.network.paths.opener import listen_endpoints
 from swarm.network.paths.own_addresses import OwnAddresses
+from swarm.network.paths.peer_addresses import PeerAddresses
 from swarm.network.relay.relay import Relay
 from swarm.network.relay.reservations import Reservations
 
@@ -106,6 +107,7 @@ class DirectPaths:
             reserved=lambda: self._relay.reserved,
         )
         self._introductions = Introductions(self._host, prefix, tasks, surroundings)
+        carried = self._introductions.carried
         self.own = OwnAddresses(
             self._host,
             prefix,
@@ -113,12 +115,12 @@ class DirectPaths:
             listen_endpoints=endpoints,
             asked=self._asked,
             relayed=lambda: self._reservations.addrs,
-            carried=self._introductions.carried,
+            carried=carried,
             on_change=self.update,
         )
         self._upgrades = Upgrades(self._host, replace, lambda: bool(endpoints) and self.own.can_be_opened)
         await self._introductions.serve()
-        await self.own.serve()
+        await PeerAddresses(self._host, prefix, carried=carried, seen_at=lambda: self.own.seen_at).serve()
         await self.own.refresh()
         self._host.connect = Dialler(self._host, self._introductions, self.policy, self._upgrades.was_relayed).connect
         tasks.create_task(self._upgrades.run(), name="upgrade paths")

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +33,7 @@ from swarm.network.libp2p.host import CONTROL_FAILURES, Host
 from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.opener import ListenEndpoint, NotALibp2pHost, open_path
+from swarm.network.rate_limit import RateLimit
 
 logger = logging.getLogger(__name__)
 
@@ -91,8 +91,8 @@ class Introductions:
         self._here = surroundings
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by peer
         self._failed: dict[str, float] = {}  # by peer, the time until which it is not tried again
-        self._asked_by_peer = RateLimit()
-        self._asked_by_relay = RateLimit()
+        self._asked_by_peer = RateLimit[str](period_s=BURST_S, per_peer=MAX_BURST)
+        self._asked_by_relay = RateLimit[str](period_s=BURST_S, per_peer=MAX_BURST)
         self.carried: set[str] = set()  # peers whose connection this process passes to its daemon
 
     async def serve(self) -> None:
@@ -266,22 +266,6 @@ class Introductions:
     def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:
         """Return the addresses to try: for each IP version those at one public and at one private IP."""
         return _one_ip_of_each(is_private, _direct(self._here.policy().worth_dialling(addrs)))[:MAX_ADDRS]
-
-
-class RateLimit:
-    """Allows each peer at most MAX_BURST requests within BURST_S."""
-
-    def __init__(self) -> None:
-        self._times: dict[str, deque[float]] = {}
-
-    def takes(self, peer_id: str) -> bool:
-        now = asyncio.get_running_loop().time()
-        self._times = {each: times for each, times in self._times.items() if times[-1] > now - BURST_S}
-        times = self._times.setdefault(peer_id, deque(maxlen=MAX_BURST))
-        if len(times) == MAX_BURST and times[0] > now - BURST_S:
-            return False
-        times.append(now)
-        return True
 
 
 def _direct(addrs: Iterable[str]) -> tuple[str, ...]:

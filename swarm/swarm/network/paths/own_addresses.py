@@ -1,17 +1,10 @@
-"""Learns at which addresses others reach this node, and helps peers to learn theirs.
+"""Learns at which addresses others reach this node.
 
 Candidates are the daemon's own addresses (those of interfaces, and those that the router maps by UPnP or NAT-PMP), and
-the listen port at the IP that peers see. A candidate counts once peers have dialled it. A peer dials from a temporary
-host, since its own host has a connection already; libp2p lets a dial succeed only if this node's key answers. A peer
-dials only the IP at which it sees the asker, so that nobody can have other machines scanned or flooded.
+the listen port at the IP that peers see. A candidate counts once peers have dialled it (`peer_addresses`).
 
 `observe` asks peers at which IP they see this node. `run` is a task that has the candidates dialled, and again when the
 machine's addresses or that IP change.
-
-The dials back that this node makes for peers are bounded, since each starts a libp2p daemon, a tenth of a second of
-work. A peer waits for one at a time and gets few in a minute, which is enough for a node whose addresses change. Since
-peer ids cost nothing, those for all peers together are bounded, too, to at most a tenth of one core. A peer that is
-refused asks another one.
 
 A peer may lie about where it sees this node, and about the addresses that it reaches. So no single peer decides if
 there are others to ask: two must agree. Peers at one IP count once, since they may be one machine. If only two peers
@@ -25,23 +18,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerError, PeerUnreachable, PeerViolation, StartError
+from swarm_protocol.errors import PeerError, PeerUnreachable
 from swarm_protocol.path_messages import PathAddrs, PathAnswer
 from swarm_protocol.records import Reachability
 
 from swarm.network.discovery.own_networks import source_addresses
 from swarm.network.interface import NotServed
 from swarm.network.ip_kinds import IpAddress
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host
-from swarm.network.libp2p.p2pd_process import DaemonOptions
+from swarm.network.libp2p.host import Host
 from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import to_announce
-from swarm.network.paths.introductions import REFUSED
 from swarm.network.paths.observations import (
     IP_VERSIONS,
     NUM_AGREEING,
@@ -53,23 +43,14 @@ from swarm.network.paths.observations import (
     shows_symmetric_nat,
 )
 from swarm.network.paths.opener import ListenEndpoint
+from swarm.network.paths.peer_addresses import ASK_S, DIAL_BACK, OBSERVE
 from swarm.network.suspension import SuspensionWatch
 
 logger = logging.getLogger(__name__)
 
-OBSERVE = "paths/observe"
-DIAL_BACK = "paths/dial_back"
-
 NUM_ASKED = 4
 """Maximum peers that are asked for one measurement."""
 
-ASK_S = 6.0
-DIAL_S = 2.0
-"""Time for the dials of one IP version: twice across the world, and a SYN that was lost."""
-MAX_DIALS = 4
-"""Maximum addresses that are dialled back for one request."""
-TURN_S = ASK_S - 2 * DIAL_S
-"""Time that a request for a dial back waits for its turn. After a longer wait the answer would come too late."""
 LOOK_S = 3.0
 """Time between two looks at the machine's own addresses, which cost nothing."""
 OBSERVE_EVERY = 20
@@ -83,41 +64,8 @@ WOKEN_S = 15.0
 mappings. Before that, peers would not hear the requests: dead paths to them have to be replaced first."""
 
 
-MAX_WAITING = 16
-"""Maximum peers that wait for a dial back at the same time. They are served one after the other."""
-
-PERIOD_S = 60.0
-MAX_PER_PEER = 5
-MAX_PER_PERIOD = 60
-
-
-class DialBackLimit:
-    """Bounds the dials back for each peer, and for all peers together, within PERIOD_S."""
-
-    def __init__(self) -> None:
-        self._waiting: set[str] = set()
-        self._taken: deque[tuple[float, str]] = deque()  # time and peer of each dial back within the last period
-
-    def takes(self, peer_id: str) -> bool:
-        """Return whether a dial back for a peer may begin. If so, the caller must call `done` at its end."""
-        now = asyncio.get_running_loop().time()
-        while self._taken and self._taken[0][0] <= now - PERIOD_S:
-            self._taken.popleft()
-        if peer_id in self._waiting or len(self._waiting) >= MAX_WAITING or len(self._taken) >= MAX_PER_PERIOD:
-            return False
-        if sum(each == peer_id for _, each in self._taken) >= MAX_PER_PEER:
-            return False
-        self._taken.append((now, peer_id))
-        self._waiting.add(peer_id)
-        return True
-
-    def done(self, peer_id: str) -> None:
-        """Note that the dial back for a peer has ended."""
-        self._waiting.discard(peer_id)
-
-
 class OwnAddresses:
-    """Finds out which of this node's addresses others can dial, and dials back peers that ask for it."""
+    """Finds out which of this node's addresses others can dial."""
 
     def __init__(
         self,
@@ -148,23 +96,18 @@ class OwnAddresses:
         self._carried = carried
         self._on_change = on_change
         self._confirmed: tuple[str, ...] = ()
-        self._seen_at: tuple[str, ...] = ()  # the addresses at which peers agree that they see this node
+        self.seen_at: tuple[str, ...] = ()
+        """The addresses at which peers agree that they see this node."""
         self._named_ips: set[object] = set()  # the IPs at which any single peer said that it sees this node
         self.is_behind_symmetric_nat = False
         """True once peers have shown that a NAT gives this node another port for each peer."""
         self._num_looks = 0
         self._was_asked = False  # whether any peer has tried to reach this node
-        self._turn = asyncio.Lock()
-        self._limit = DialBackLimit()
-
-    async def serve(self) -> None:
-        await self._host.serve(self._prefix + OBSERVE, self._observe)
-        await self._host.serve(self._prefix + DIAL_BACK, self._dial_back)
 
     @property
     def direct(self) -> tuple[str, ...]:
         """The addresses at which others may reach this node without a relay, without /p2p."""
-        is_local = all(map(is_loopback, self.daemons)) or any(map(is_loopback, self._seen_at))
+        is_local = all(map(is_loopback, self.daemons)) or any(map(is_loopback, self.seen_at))
         first = of_version(self._first_version, self.daemons)
         own = [
             addr
@@ -177,7 +120,7 @@ class OwnAddresses:
     def possible(self) -> tuple[str, ...]:
         """The addresses at which a peer may reach this node while this node opens its NAT or firewall for the peer: the
         direct ones, those at which peers see this node, and its own IPv6 addresses."""
-        return tuple(dict.fromkeys((*self.direct, *self._seen_at, *self._own_ip6())))
+        return tuple(dict.fromkeys((*self.direct, *self.seen_at, *self._own_ip6())))
 
     @property
     def can_be_opened(self) -> bool:
@@ -228,7 +171,7 @@ class OwnAddresses:
         peers = await self._direct_peers()
         self._named_ips = set()
         found = await asyncio.gather(*(self._observe_by(version, peers.get(version, ())) for version in IP_VERSIONS))
-        self._seen_at = tuple(addr for addrs in found for addr in addrs)
+        self.seen_at = tuple(addr for addrs in found for addr in addrs)
         self._on_change()
 
     async def _observe_by(self, version: int, peers: Sequence[str]) -> Sequence[str]:
@@ -239,7 +182,7 @@ class OwnAddresses:
         seen = [found for addrs in answers if (found := of_version(version, addrs))]
         if not seen:  # no peer of this IP version has answered, so earlier answers hold
             here = {ip_of(addr) for addr in self.daemons}
-            return [addr for addr in of_version(version, self._seen_at) if version == 4 or ip_of(addr) in here]
+            return [addr for addr in of_version(version, self.seen_at) if version == 4 or ip_of(addr) in here]
         if version == 4:
             self.is_behind_symmetric_nat = shows_symmetric_nat(seen)
         return seen_addrs(seen)
@@ -286,7 +229,7 @@ class OwnAddresses:
     async def _is_seen_elsewhere(self) -> bool:
         """Return whether a peer sees this node at an IP that no peer has named before. All named IPs count, since a
         machine has several IPv6 addresses, and a peer sees the one that was newest when it connected."""
-        known = self._named_ips.union(map(ip_of, self._seen_at))
+        known = self._named_ips.union(map(ip_of, self.seen_at))
         asked = [peers[0] for peers in (await self._direct_peers()).values()]
         answers = await asyncio.gather(*map(self._ask_seen, asked))
         return any(seen and not known & {ip_of(addr) for addr in seen} for seen in answers)
@@ -295,7 +238,7 @@ class OwnAddresses:
         """Return addresses at which others may reach this node, the likeliest first."""
         if announced := [addr for addr in self._announced if ip_of(addr)]:
             return [addr for addr in announced if not is_loopback(addr)]
-        ips = {ip_of(addr): addr for addr in self._seen_at}
+        ips = {ip_of(addr): addr for addr in self.seen_at}
         own = [addr for addr in self.daemons if is_tcp_by_ip(addr) and ip_of(addr) in ips]
         forwarded = [
             f"/ip{ip.version}/{ip}/tcp/{port}"
@@ -318,7 +261,7 @@ class OwnAddresses:
                 before = of_version(version, self._confirmed)
                 answers.setdefault(version, tuple(addr for addr in before if addr in candidates))
             self._confirmed = tuple(addr for version in IP_VERSIONS for addr in answers[version])
-            logger.info("this node is seen at %s, and reached at %s", self._seen_at, self._confirmed)
+            logger.info("this node is seen at %s, and reached at %s", self.seen_at, self._confirmed)
         self._on_change()
 
     async def _reached_by(self, peers: Sequence[str], candidates: Sequence[str]) -> tuple[str, ...] | None:
@@ -362,64 +305,3 @@ class OwnAddresses:
             logger.info("%s does not answer %s: %s", peer_id, method, error)
             return None
         return found if found.agreed else None
-
-    # --- for peers ----------------------------------------------------------------------------------------------------
-
-    async def _observe(self, peer_id: str, _request: bytes) -> bytes:
-        seen = await self._seen(peer_id)
-        return PathAnswer(agreed=bool(seen), addrs=seen).to_bytes()
-
-    async def _dial_back(self, peer_id: str, data: bytes) -> bytes:
-        try:
-            claims = PathAddrs.from_bytes(data).addrs
-        except PeerViolation:
-            return REFUSED
-        ips = {ip_of(addr) for addr in await self._seen(peer_id)}
-        usable = [addr for addr in dialable(claims) if is_tcp_by_ip(addr) and ip_of(addr) in ips][:MAX_DIALS]
-        is_neighbour = bool(ips & {ip_of(addr) for addr in self._seen_at}) and not any(map(is_private, usable))
-        # a dial behind the same NAT does not show whether others can dial
-        if not usable or is_neighbour or not self._limit.takes(peer_id):
-            return REFUSED
-        try:
-            async with asyncio.timeout(TURN_S) as waiting, self._turn:
-                waiting.reschedule(None)
-                reached = await _dial_each(peer_id, usable)
-        except TimeoutError:
-            return REFUSED
-        except StartError as error:
-            logger.warning("cannot dial back: %s", error)
-            return REFUSED
-        finally:
-            self._limit.done(peer_id)
-        return PathAnswer(agreed=True, addrs=tuple(reached)).to_bytes()
-
-    async def _seen(self, peer_id: str) -> tuple[str, ...]:
-        """Return the addresses at which this node sees a peer; none if the peer is connected only through relays."""
-        if peer_id in self._carried:
-            return ()
-        return tuple(filter(is_tcp_by_ip, (await self._host.connected_peers()).get(peer_id, ())))[:NUM_ASKED]
-
-
-async def _dial_each(peer_id: str, addrs: Sequence[str]) -> list[str]:
-    """Dial `addrs` from a temporary host, and return those that led to a connection, for each IP version.
-
-    Raises StartError.
-    """
-    host = await Host.start(DaemonOptions())
-    reached: list[str] = []
-    async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(host.unary.run(), name="dial back")
-        try:
-            for version in sorted({addr[: len("/ip4/")] for addr in addrs}):
-                dialled = [addr for addr in addrs if addr.startswith(version)]
-                try:
-                    async with asyncio.timeout(DIAL_S):
-                        await host.control.connect(peer_id, dialled)
-                        found = (await host.control.connected_peers()).get(peer_id, ())
-                        reached.extend(addr for addr in dialled if addr in found)
-                        await host.control.disconnect(peer_id)
-                except (*CONTROL_FAILURES, TimeoutError) as error:
-                    logger.info("%s is not reached at %s: %s", peer_id, dialled, error)
-        finally:
-            await host.stop()  # this ends `host.unary.run`, too
-    return reached

@@ -15,9 +15,10 @@ from typing import Any, cast
 import pytest
 from support.host_internet import FakeHost
 from swarm.network.libp2p.host import Host, translate
-from swarm.network.paths import own_addresses
+from swarm.network.paths import own_addresses, peer_addresses
 from swarm.network.paths.opener import ListenEndpoint
-from swarm.network.paths.own_addresses import (
+from swarm.network.paths.own_addresses import RETRY_S, OwnAddresses
+from swarm.network.paths.peer_addresses import (
     ASK_S,
     DIAL_BACK,
     DIAL_S,
@@ -26,9 +27,8 @@ from swarm.network.paths.own_addresses import (
     MAX_WAITING,
     OBSERVE,
     PERIOD_S,
-    RETRY_S,
     TURN_S,
-    OwnAddresses,
+    PeerAddresses,
 )
 from swarm.network.suspension import SuspensionWatch
 from swarm.testing import virtual_time
@@ -57,7 +57,8 @@ class World:
             self.node.meet(peer)
         self.carried: set[str] = set()
         self.own = self.addresses(self.node, asked=[peer.peer_id for peer in self.peers], **options)
-        self.of_peers = [self.addresses(peer) for peer in self.peers]
+        self.seen_at: tuple[str, ...] = ()
+        """The addresses at which others see the peers."""
 
     def addresses(
         self,
@@ -97,8 +98,9 @@ def run(
 ) -> None:
     async def main() -> None:
         world = World(seen_at=seen_at, own=own, num_peers=num_peers, **options)
-        for each in (world.own, *world.of_peers):
-            await each.serve()
+        for each in world.peers:
+            host = cast(Host, each)
+            await PeerAddresses(host, "net/", carried=world.carried, seen_at=lambda: world.seen_at).serve()
         await case(world)
 
     virtual_time.run(main())
@@ -112,7 +114,7 @@ def let_in(monkeypatch: pytest.MonkeyPatch, *reachable: str) -> list[tuple[str, 
         dialled.append((peer_id, list(addrs)))
         return [addr for addr in addrs if addr in reachable]
 
-    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+    monkeypatch.setattr(peer_addresses, "_dial_each", dial_each)
     return dialled
 
 
@@ -158,7 +160,7 @@ def test_address_that_only_one_of_two_peers_reaches_is_not_announced(monkeypatch
     async def dial_each(_peer_id: str, _addrs: Sequence[str]) -> list[str]:
         return answers.pop()
 
-    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+    monkeypatch.setattr(peer_addresses, "_dial_each", dial_each)
 
     async def case(world: World) -> None:
         await world.measure()
@@ -534,7 +536,7 @@ def test_dial_back_is_refused_to_neighbours_relayed_peers_and_malformed_requests
         assert await asked(world, NAT) == PathAnswer()
         world.carried.clear()
         assert await world.node.call(PEERS[0], f"net/{DIAL_BACK}", b"\xff") == PathAnswer().to_bytes()
-        world.of_peers[0]._seen_at = ("/ip4/44.0.0.1/tcp/9",)  # the same NAT
+        world.seen_at = ("/ip4/44.0.0.1/tcp/9",)  # the same NAT
         assert await asked(world, NAT) == PathAnswer()
         assert dialled == []
 
@@ -563,7 +565,7 @@ def test_simultaneous_dial_backs_are_bounded_and_a_failure_is_a_refusal(monkeypa
         await may_go.wait()
         raise StartError("no more processes")
 
-    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+    monkeypatch.setattr(peer_addresses, "_dial_each", dial_each)
 
     async def case(world: World) -> None:
         *hosts, late = askers(world, MAX_WAITING + 1)
@@ -586,7 +588,7 @@ def test_waiting_dial_backs_are_refused_in_time_when_other_dials_are_slow(
         await asyncio.sleep(DIAL_S)
         return list(addrs)
 
-    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+    monkeypatch.setattr(peer_addresses, "_dial_each", dial_each)
 
     async def case(world: World) -> None:
         *slow, other = askers(world, 9)
@@ -632,7 +634,7 @@ def test_peer_has_one_waiting_dial_back_at_a_time(monkeypatch: pytest.MonkeyPatc
         await may_go.wait()
         return list(addrs)
 
-    monkeypatch.setattr(own_addresses, "_dial_each", dial_each)
+    monkeypatch.setattr(peer_addresses, "_dial_each", dial_each)
 
     async def case(world: World) -> None:
         [host] = askers(world, 1)

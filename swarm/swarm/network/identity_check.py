@@ -17,7 +17,8 @@ from swarm_protocol.network_invitation import NetworkInvitation
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import GivenPeers
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import PeerAddr

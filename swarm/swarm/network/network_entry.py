@@ -31,9 +31,10 @@ from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, dial_failure
 from swarm.network.libp2p.greeting import HELLO as HELLO  # noqa: PLC0414 - exported
 from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of, off_by
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, dial_failure
+from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
 from swarm.network.paths.dialler import DIRECT_S, ip4_first

@@ -19,7 +19,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import NotServed, Stream
 from swarm.network.libp2p.daemon_control import ControlError, write_message
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.stream_resume import ID_BYTES
 from swarm.network.libp2p.unary_connection import UnaryConnection

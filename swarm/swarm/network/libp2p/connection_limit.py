@@ -17,7 +17,8 @@ from typing import NoReturn
 
 from swarm_protocol.errors import PeerUnreachable
 
-from swarm.network.libp2p.host import CONTROL_FAILURES, Connections, Host
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.host import Connections, Host
 from swarm.network.peer_budgets import ProviderOf
 
 MAX_PEERS = 2048

@@ -1,7 +1,7 @@
 """One libp2p host: the daemon, its control socket, small calls and raw streams.
 
-Only this module translates errors of the daemon to PeerUnreachable, PeerRefused or `NotServed`. The caller of
-`Host.start` owns the host and runs `unary.run()`. Other modules define methods, messages and records.
+`daemon_errors` translates the daemon's errors. The caller of `Host.start` owns the host and runs `unary.run()`. Other
+modules define methods, messages and records.
 
 Callers that ask for the daemon's connections at the same time share one request (`SharedLook`). Many tasks poll the
 connections, such as one for each introduction under way, and the time of each answer grows with the number of
@@ -16,21 +16,20 @@ import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from swarm_protocol.errors import PeerRefused, PeerUnreachable, StartError
+from swarm_protocol.errors import StartError
 from swarm_protocol.identity import check_peer_id
 from swarm_protocol.records import PathKind
 
-from swarm.network.interface import NotServed, too_many_calls
+from swarm.network.interface import NotServed
 from swarm.network.ip_kinds import IpNetwork, provider_network_of
 from swarm.network.libp2p import kept_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, NOT_DIALLED, STREAM_RESET, translate
 from swarm.network.libp2p.greeting import Gate
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
 from swarm.network.libp2p.unary_connection import (
-    BUSY,
-    NOT_SERVED,
     RemoteCallError,
     UnaryAnswer,
     UnaryConnection,
@@ -40,13 +39,6 @@ from swarm.network.multiaddr import ip_of, is_relayed
 from swarm.network.peer_budgets import UnreadBudget
 from swarm.network.traffic import Traffic
 
-CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
-"""The errors of a request to the daemon: the daemon's own error, its death, or a lack of resources of this process,
-such as open files. The unary connection reports the daemon's death, so these errors need not end any other task."""
-
-_DAEMON_ENDED = (ConnectionError, FileNotFoundError)
-"""The errors that operating systems raise if the daemon has ended."""
-
 RawStream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 FindAddrs = Callable[[str], AsyncGenerator[Sequence[str], None]]
@@ -55,38 +47,13 @@ only if no address of the last one answers."""
 
 Connect = Callable[[str, Sequence[str]], Awaitable[None]]
 
-_NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials failed")
-"""Parts of the daemon's errors for a peer that it did not reach, so that nothing was sent."""
-
 OWN_PROTOCOLS = "/swarm/"
 """The beginning of the names of Swarm's own protocols."""
 
 CONNECTED_S = 1.0
 """Time for which an introduced peer that was seen to be connected counts as connected."""
 
-_RESET = "stream reset"
-"""Part of the daemon's error for a stream that the other side reset, or whose connection ended."""
-
 T = TypeVar("T")
-
-_REASONS = (
-    ("NO_RESERVATION", "the peer has no reservation at its relay: it has left, or is about to return"),
-    ("RESOURCE_LIMIT_EXCEEDED", "the peer's relay is full"),
-    ("error opening relay circuit", "the peer's relay does not reach it"),
-    ("connection refused", "connection refused: no program listens there"),
-    ("no such host", "the peer's host name is not known"),
-    ("no route to host", "no route to that host"),
-    ("network is unreachable", "no route to that network"),
-    ("i/o timeout", "no answer: there is a firewall, or the machine is off"),
-    ("context deadline exceeded", "no answer: there is a firewall, or the machine is off"),
-    ("dial backoff", "a dial failed a moment ago"),
-    ("failed to negotiate security protocol", "the program that answers there is no libp2p host"),
-    ("routing: not found", "no address of the peer is known"),
-    ("failed to find any peer in table", "no address of the peer is known"),
-    (_RESET, "the peer broke off"),
-    ("no addresses", "no address of the peer is known"),
-)
-
 
 PAUSE_S = 0.02
 """Minimum time between two requests for connections. The first one after a pause is sent at once."""
@@ -95,16 +62,10 @@ Connections = dict[str, tuple[str, ...]]
 """The remote addresses of all connections, by peer id. Callers share it, and must not change it."""
 
 
-class Asked(Protocol):
-    """The part of `Control` that `SharedLook` uses."""
-
-    async def connected_peers(self) -> Connections: ...
-
-
 class SharedLook:
     """Shares the daemon's answers about its connections among callers that ask at the same time."""
 
-    def __init__(self, control: Asked) -> None:
+    def __init__(self, control: Control) -> None:
         self._control = control
         self._turn = asyncio.Lock()
         self._num_asked = 0
@@ -313,7 +274,7 @@ class Host:
             try:
                 return await self.control.open_stream(peer_id, wire_name)
             except ControlError as error:
-                if _RESET not in str(error):
+                if STREAM_RESET not in str(error):
                     raise
             # another connection has replaced the one that the daemon chose; nothing was sent on the stream yet
             return await self.control.open_stream(peer_id, wire_name)
@@ -330,7 +291,7 @@ class Host:
         try:
             return await act()
         except ControlError as error:
-            if not any(sign in str(error) for sign in _NOT_DIALLED) or not await self._dial(peer_id, addrs):
+            if not any(sign in str(error) for sign in NOT_DIALLED) or not await self._dial(peer_id, addrs):
                 raise
         return await act()
 
@@ -375,33 +336,3 @@ async def _only(addrs: Sequence[str]) -> AsyncGenerator[Sequence[str], None]:
 def _no_addrs(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
     """Find no address: there is no DHT to ask yet."""
     return _only(())
-
-
-def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused | NotServed:
-    """Return Swarm's error for an error of the daemon or of the unary connection."""
-    text = str(error)
-    if "protocols not supported" in text or (isinstance(error, RemoteCallError) and text == NOT_SERVED):
-        return NotServed(peer_id)
-    if isinstance(error, RemoteCallError) and text == BUSY:
-        return too_many_calls(peer_id)
-    if isinstance(error, ControlError):
-        return PeerUnreachable(f"peer {peer_id} cannot be reached ({dial_failure(text)})", peer_id=peer_id)
-    if isinstance(error, RemoteCallError):
-        return PeerUnreachable(f"peer {peer_id} broke off", peer_id=peer_id)
-    if isinstance(error, OSError) and not isinstance(error, _DAEMON_ENDED):
-        return PeerUnreachable(
-            f"this node cannot ask its libp2p daemon ({error.strerror or error})",
-            remedy="check the limit of open files (ulimit -n) and the free memory of this machine",
-            peer_id=peer_id,
-        )
-    return PeerUnreachable("the libp2p daemon has ended", remedy="restart this node or program", peer_id=peer_id)
-
-
-def dial_failure(text: str) -> str:
-    """Return the reason of a failed dial in words, from the daemon's error."""
-    if "remote key matches " in text:
-        return f"another peer answers there: {text.partition('remote key matches ')[2].split(maxsplit=1)[0]}"
-    for sign, reason in _REASONS:
-        if sign in text:
-            return reason
-    return " ".join(text.split())[:200]

@@ -22,7 +22,8 @@ from contextlib import contextmanager, suppress
 from swarm_protocol.errors import PeerRefused, PeerUnreachable
 
 from swarm.network.discovery.own_networks import source_addresses
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import Libp2pStream
 from swarm.network.libp2p.reconnection import HOLD_S, Reconnector
 from swarm.network.multiaddr import relay_of

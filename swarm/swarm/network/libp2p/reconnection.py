@@ -26,7 +26,8 @@ from weakref import WeakValueDictionary
 from swarm_protocol.errors import PeerUnreachable
 
 from swarm.network.libp2p.daemon_control import ControlError
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, connect_somewhere, dial_failure, translate
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, dial_failure, translate
+from swarm.network.libp2p.host import Host, connect_somewhere
 from swarm.network.multiaddr import ip_of, tcp_endpoint
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,8 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 
 from swarm.network.interface import Stream
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.libp2p.kept_frames import SentFrames
 from swarm.network.libp2p.libp2p_stream import Libp2pStream, Reconnect, Resumed, Resumption
 from swarm.network.libp2p.path_watch import PathWatch

@@ -29,7 +29,8 @@ from swarm_protocol.path_messages import Introduction, PathAnswer
 from swarm_protocol.records import PathKind
 
 from swarm.network.interface import NotServed
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.host import Host
 from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.opener import ListenEndpoint, NotALibp2pHost, open_path

@@ -20,7 +20,8 @@ from collections.abc import Callable, Collection, Sequence
 from swarm_protocol.errors import PeerViolation, StartError
 from swarm_protocol.path_messages import PathAddrs, PathAnswer
 
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip
 from swarm.network.paths.introductions import REFUSED

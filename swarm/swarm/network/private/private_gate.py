@@ -23,8 +23,9 @@ from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, StartEr
 from swarm_protocol.network_invitation import SEAL_BYTES, NetworkInvitation, PrivateGreeting
 
 from swarm.network.interface import NotServed
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.greeting import HELLO, Greeting, greeting_of, hello_of
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host
+from swarm.network.libp2p.host import Host
 from swarm.network.private.member_roll import REMEDY, MemberRoll
 from swarm.network.relay.relay_access import NetworkPeers
 

@@ -27,7 +27,8 @@ from typing import Literal, get_args
 from swarm_protocol.proto import p2pd_pb2
 
 from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_delimited, read_message
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.multiaddr import addr_text, is_relayed, peer_id_bytes, peer_id_text
 from swarm.network.peer_budgets import greediest
 from swarm.network.rate import write

@@ -28,7 +28,8 @@ from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnrea
 from swarm.network.interface import NotServed
 from swarm.network.ip_kinds import kind_of, provider_network_of
 from swarm.network.libp2p.daemon_control import read_delimited
-from swarm.network.libp2p.host import CONTROL_FAILURES, Host, RawStream
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.multiaddr import PeerAddr, ip_of, is_loopback, is_private, is_relayed
 from swarm.network.rate import write
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, check_hop_accepted, reserve_request

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.daemon_control import Control, ControlError
 from swarm.network.libp2p.host import PAUSE_S, Connections, SharedLook
 from swarm.testing import virtual_time
 
 ANSWER_S = 0.001
 
 
-class Daemon:
+class Daemon(Control):
     """A daemon that records queries, of which the first `num_failures` fail."""
 
     def __init__(self, num_failures: int = 0) -> None:
+        super().__init__("")
         self.connections: Connections = {}
         self.num_asked = 0
         self._num_failures = num_failures

@@ -14,7 +14,8 @@ from typing import Any, cast
 
 import pytest
 from support.host_internet import FakeHost
-from swarm.network.libp2p.host import Host, translate
+from swarm.network.libp2p.daemon_errors import translate
+from swarm.network.libp2p.host import Host
 from swarm.network.paths import own_addresses, peer_addresses
 from swarm.network.paths.opener import ListenEndpoint
 from swarm.network.paths.own_addresses import RETRY_S, OwnAddresses

@@ -23,11 +23,12 @@ from torch import Tensor
 
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
+from swarm.serving.model.model_cut import cut
 from swarm.serving.model.model_files import causal_lm_class, check_is_model, open_model, read_config
 from swarm.serving.model.shape import check_span, context_tokens
 from swarm.serving.model.span import OTHER_FAMILY, Span, threads
 from swarm.serving.model.span_loading import load_span
-from swarm.serving.model.weights import cut, quiet_transformers
+from swarm.serving.model.weights import quiet_transformers
 from swarm.temporary_folder import temporary_folder
 from swarm.threads import BUILDING
 

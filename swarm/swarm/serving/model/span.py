@@ -23,8 +23,8 @@ from swarm.serving.model.attention import RAGGED, GatheredCache, PoolCache, Ragg
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.fused_decode import FusedBlocks, fused_blocks
 from swarm.serving.model.kv_pool import KVPool, KVShape
+from swarm.serving.model.model_cut import block_list
 from swarm.serving.model.shape import context_tokens
-from swarm.serving.model.weights import block_list
 
 OTHER_FAMILY = "serve another family"
 

@@ -1,7 +1,7 @@
 """Reads the weights of one span: builds the model without memory, cuts it to the span, and fills it from the shards.
 
-The whole model is built on the meta device, where it takes no memory, and then cut. This keeps what a family derives
-from a block's absolute index (which blocks have experts, how attention is scaled).
+The whole model is built on the meta device, where it takes no memory, and then cut (`model_cut`). This keeps what a
+family derives from a block's absolute index (which blocks have experts, how attention is scaled).
 
 transformers' own loader reads the tensors, so that old checkpoint layouts are converted. Tensors outside the span are
 never read. A quantized span is read block by block, and each block is quantized before the next one is read: memory
@@ -23,6 +23,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError
 from torch import Tensor, nn
 
 from swarm.serving.model.formats.format import FLOATS, QuantizedTensor, quantized_tensor
+from swarm.serving.model.model_cut import block_list, block_pattern, cut, modules_beyond
 from swarm.serving.model.model_files import ModelFiles, causal_lm_class
 from swarm.serving.model.quantization import Bits, Int8Linear, is_quantizable, quantize
 from swarm.serving.model.safetensors_reader import StoredTensor, stored_tensors
@@ -30,13 +31,6 @@ from swarm.threads import BUILDING
 
 _PLAIN = (*FLOATS, torch.float64)
 """The dtypes of a weight that is not quantized."""
-
-_BEFORE_BLOCKS = {("bloom", "word_embeddings_layernorm"): True, ("opt", "final_layer_norm"): False}
-"""The place of a module (True: before the blocks) by family and name, for modules whose order and kind do not show
-it."""
-
-_INDEX_NAMES = ("layer_idx", "layer_id")
-"""Names that families give to the index under which a block keeps its keys and values."""
 
 
 def read_model(
@@ -135,7 +129,7 @@ def _needed_tensors(model: Any, names: Iterable[str], start: int, end: int) -> d
     """Return the weights among `names` that the model has after the cut: name in the cut model -> name in the
     checkpoint."""
     pattern, prefix = block_pattern(model), f"{model.base_model_prefix}."
-    gone = {id(module) for _, _, module in _beyond(model, start, end)}
+    gone = {id(module) for _, _, module in modules_beyond(model, start, end)}
     absent = {
         f"{path}.{name}".removeprefix(prefix)
         for path, module in model.named_modules(remove_duplicate=False)
@@ -202,10 +196,8 @@ def _materialise(files: ModelFiles, cut_class: Any, tensors: dict[str, Any], sta
         except (RuntimeError, ValueError) as error:
             raise IntegrityError(f"the weights in {files.directory} do not fit its config: {error}") from error
     pattern = block_pattern(model)
-    wrong = [
-        f"{match[1]}{int(match[2]) + start}{match[3]}" if (match := pattern.match(name)) else name
-        for name in sorted(info["missing_keys"] | {name for name, *_ in info["mismatched_keys"]})
-    ]
+    lacking = sorted(info["missing_keys"] | {name for name, *_ in info["mismatched_keys"]})
+    wrong = [_name_before_cut(pattern, name, start) for name in lacking]
     if wrong or info["error_msgs"]:
         raise IntegrityError(
             f"{files.directory} lacks tensors of the right shape for {', '.join(wrong[:4] or info['error_msgs'])}"
@@ -238,14 +230,19 @@ def _check_finite(files: ModelFiles, model: Any, needed: dict[str, str], start: 
     for name, parameter in model.named_parameters():
         if parameter.isfinite().all():
             continue
-        match = pattern.match(name)
-        whole = f"{match[1]}{int(match[2]) + start}{match[3]}" if match else name
+        whole = _name_before_cut(pattern, name, start)
         stored = files.parts.get(needed.get(name, whole), {}).values()
         shard = files.shards[next(iter(stored))] if stored else None
         raise IntegrityError(
             f"{shard.name if shard else files.directory}: {whole} has numbers that are not finite in {parameter.dtype}",
             remedy="download it again, or serve in float32 or bfloat16 if they are too large for float16",
         )
+
+
+def _name_before_cut(pattern: re.Pattern[str], name: str, start: int) -> str:
+    """Return the name in the whole model of a tensor of a model that begins with block `start`."""
+    match = pattern.match(name)
+    return f"{match[1]}{int(match[2]) + start}{match[3]}" if match else name
 
 
 def read_quantized(
@@ -283,108 +280,6 @@ def _put(part: Any, model: Any, index: int) -> None:
         into: nn.Module = model.get_submodule(name)
         into._parameters.update(module._parameters)
         into._buffers.update(module._buffers)
-
-
-def block_list(model: Any) -> tuple[str, nn.Module, nn.ModuleList]:
-    """Return the path of the list of blocks within the base model, its parent, and the list. Raises ConfigError."""
-    base = model.base_model
-    if base is model:
-        raise ConfigError(
-            f"{model.config.model_type} does not separate the model from its head", remedy="serve another family"
-        )
-    for path, module in base.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == model.config.num_hidden_layers:
-            parent_path, _, _ = path.rpartition(".")
-            return path, base.get_submodule(parent_path), module
-    raise ConfigError(f"{model.config.model_type} has no list of its blocks", remedy="serve another family")
-
-
-def block_pattern(model: Any) -> re.Pattern[str]:
-    """Return a pattern for names of tensors in blocks, with three groups: before the index, the index, after it."""
-    prefix, path = re.escape(model.base_model_prefix), re.escape(block_list(model)[0])
-    return re.compile(rf"^((?:{prefix}\.)?{path}\.)(\d+)(\..+)$")
-
-
-def cut(model: Any, start: int, end: int) -> None:
-    """Cut `model` to blocks `[start, end)`, with the embedding for the first block and the head for the last one."""
-    path, parent, blocks = block_list(model)
-    for owner, name, module in list(_beyond(model, start, end)):
-        setattr(owner, name, _Absent(is_embedding=isinstance(module, nn.Embedding)))
-    if end < len(blocks):
-        model.all_tied_weights_keys = {}
-        model._is_hf_initialized = True  # some families' initialization also accesses the head, which may be cut
-    setattr(parent, path.rpartition(".")[2], blocks[start:end])
-    for module in blocks[start:end].modules():
-        for name in _INDEX_NAMES:
-            if isinstance(index := getattr(module, name, None), int):
-                setattr(module, name, index - start)
-    _cut_config(model.config, start, end)
-
-
-def _beyond(model: Any, start: int, end: int) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield owner, name and module of the modules around the blocks that `[start, end)` does not need."""
-    path, _, blocks = block_list(model)
-    is_first, is_last = start == 0, end == len(blocks)
-    is_tied = bool(getattr(model.config, "tie_word_embeddings", False))
-    embedding = model.get_input_embeddings()
-    for owner, way in _owners(model, path):
-        for name, module in owner.named_children():
-            if name == way or next(module.parameters(), None) is None:
-                continue  # modules without weights cost nothing, and some are used before and after the blocks
-            if any(part is embedding for part in module.modules()):
-                stays = is_first or (is_last and is_tied)
-            else:
-                stays = is_first if owner is not model and _is_before_blocks(model, owner, name, way) else is_last
-            if not stays:
-                yield owner, name, module
-
-
-def _owners(model: Any, path: str) -> Iterator[tuple[nn.Module, str]]:
-    """Yield the modules around the list of blocks, from the model inwards, each with the name of the child that leads
-    to the list."""
-    owner: nn.Module = model
-    for way in [model.base_model_prefix, *path.split(".")]:
-        yield owner, way
-        owner = owner.get_submodule(way)
-
-
-def _is_before_blocks(model: Any, owner: nn.Module, name: str, way: str) -> bool:
-    """Return whether the model applies this module before its blocks, or after them. No family declares this.
-
-    Modules are defined in the order of their use, and only embeddings come before the blocks. A family in which both
-    signs disagree is refused, unless _BEFORE_BLOCKS has it.
-    """
-    known = _BEFORE_BLOCKS.get((model.config.model_type, name))
-    if known is not None:
-        return known
-    names = [child for child, _ in owner.named_children()]
-    is_before = names.index(name) < names.index(way)
-    if is_before != isinstance(owner.get_submodule(name), nn.Embedding):
-        raise ConfigError(
-            f"{model.config.model_type} keeps {name} where it cannot be split", remedy="serve another family"
-        )
-    return is_before
-
-
-def _cut_config(config: Any, start: int, end: int) -> None:
-    if getattr(config, "layer_types", None):
-        config.layer_types = list(config.layer_types[start:end])
-    config.num_hidden_layers = end - start
-
-
-class _Absent(nn.Module):
-    """Replaces a module that was cut off, and accepts any call. It returns its input; as a positional embedding,
-    zero."""
-
-    def __init__(self, *, is_embedding: bool) -> None:
-        super().__init__()
-        self._is_embedding = is_embedding
-
-    def forward(self, *args: object, **kwargs: object) -> Tensor:
-        given = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-        if self._is_embedding:
-            return torch.zeros((), device=given[0].device)
-        return next((value for value in given if value.is_floating_point()), given[0])
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from swarm.serving.model import weights
+from swarm.serving.model import model_cut
 from swarm.serving.model.family_check import _untried, check_config, check_directory
 from swarm.serving.model.model_files import MAX_CONFIG_BYTES
 from swarm_protocol.errors import ConfigError
@@ -45,7 +45,7 @@ def test_check_of_another_family_names_it_and_the_reason(family: str, reason: st
 def test_check_refuses_a_family_whose_cut_computes_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     check_config(OPTConfig())
     _untried.cache_clear()
-    monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
+    monkeypatch.setattr(model_cut, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
     with pytest.raises(ConfigError, match="opt gives another result in parts than as a whole"):
         check_config(OPTConfig())
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.tiny_models import likeliest_tokens
-from swarm.serving.model import weights
+from swarm.serving.model import model_cut
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.model_files import open_model
@@ -170,7 +170,7 @@ def test_load_family_whose_ends_cannot_be_told_apart_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: Any
 ) -> None:
     """These families would have such ends if their layout were not known."""
-    monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {})
+    monkeypatch.setattr(model_cut, "_BEFORE_BLOCKS", {})
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="where it cannot be split"):
         load_span(open_model(tmp_path), 0, 1)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support.tiny_models import likeliest_tokens
-from swarm.serving.model import span_loading, weights
+from swarm.serving.model import model_cut, span_loading
 from swarm.serving.model.attention import GatheredCache
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
@@ -326,7 +326,7 @@ def test_load_of_every_span_is_refused_when_its_family_is_cut_wrongly(
     """This includes a span whose own blocks compute correctly."""
     config = OPTConfig(vocab_size=256, hidden_size=32, num_hidden_layers=4, ffn_dim=64, num_attention_heads=4)
     directory = write_config(tmp_path / "model", config)
-    monkeypatch.setattr(weights, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
+    monkeypatch.setattr(model_cut, "_BEFORE_BLOCKS", {("opt", "final_layer_norm"): True})
     load_span(open_model(directory), 1, 2)
     with pytest.raises(ConfigError, match="opt gives another result in parts than as a whole"):
         load(directory, 1, 2, ServerOptions())

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from swarm_protocol.errors import PeerError, PeerViolation
@@ -55,14 +56,6 @@ DEFAULT_NETWORK_ID = "swarm"
 
 MAX_REVISIONS_TRIED = 3
 """Maximum revisions tried for one request: finding out that servers are gone takes up to ten seconds for each."""
-
-
-def _import_tensor_calls() -> type[TensorCalls]:
-    """Import `TensorCalls`. Call this in a thread, since importing torch takes over a second, and the loop has streams
-    to serve meanwhile."""
-    from swarm.client.tensor_calls import TensorCalls  # noqa: PLC0415 - brings torch
-
-    return TensorCalls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,9 +292,13 @@ class AsyncClient(TextClient[Generation]):
 
     async def _tensors(self) -> TensorCalls:
         if self._tensor_calls is None:
-            kind = await asyncio.to_thread(_import_tensor_calls)
+            # in a thread, since importing torch takes over a second, and the loop has streams to serve meanwhile
+            await asyncio.to_thread(import_module, "swarm.client.tensor_calls")
         if self._tensor_calls is None:  # another call may have waited for the import, too
-            self._tensor_calls = kind(self._network, self._membership, self._state.health, self._catalog, self._assets)
+            from swarm.client.tensor_calls import TensorCalls  # noqa: PLC0415 - brings torch
+
+            health, catalog = self._state.health, self._catalog
+            self._tensor_calls = TensorCalls(self._network, self._membership, health, catalog, self._assets)
         return self._tensor_calls
 
     async def _assets_of(self, model: str) -> ModelAssets:

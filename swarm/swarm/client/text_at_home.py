@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,16 +110,11 @@ def _between(spans: Sequence[tuple[int, int]], first: int, last: int) -> tuple[t
 async def _open(network: Network, kept: KeptModel, chosen: ChosenRevision) -> LocalEnds:
     wanted = WantedModel(name=chosen.name, revision=chosen.revision.digest, published=chosen.published)
     logger.info("loading both ends of %s, whose text stays here", chosen.name)
-    kind = await asyncio.to_thread(_import_local_ends)
-    ends = await kind.open(network, kept, wanted)
+    # in a thread, since importing torch takes over a second, and the loop has streams to serve meanwhile
+    await asyncio.to_thread(import_module, "swarm.serving.local_ends.local_ends")
+    from swarm.serving.local_ends.local_ends import LocalEnds  # noqa: PLC0415 - brings torch
+
+    ends = await LocalEnds.open(network, kept, wanted)
     spans = " and ".join(f"{hop.start}:{hop.end}" for hop in ends.hops)
     logger.info("the text of requests to %s stays here: blocks %s run in this process", chosen.name, spans)
     return ends
-
-
-def _import_local_ends() -> type[LocalEnds]:
-    """Import `LocalEnds`. Call this in a thread, since importing torch takes over a second, and the loop has streams to
-    serve meanwhile."""
-    from swarm.serving.local_ends.local_ends import LocalEnds  # noqa: PLC0415 - brings torch
-
-    return LocalEnds

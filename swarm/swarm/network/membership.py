@@ -153,32 +153,30 @@ class Membership:
 
     # --- what others say --------------------------------------------------------------------------------------------
 
-    async def nodes(self, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, NodeRecord]:
+    async def nodes(self) -> dict[str, NodeRecord]:
         """Return the newest record of every node by peer id, including this one's. Raises PeerTimeout, as do the next
         three methods."""
-        return await self._look_up(NodeRecord, "nodes", "", timeout_s)
+        return (await self._look_up(NodeRecord, "nodes", [""]))[""]
 
-    async def servers(self, model: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, ServeRecord]:
+    async def servers(self, model: str) -> dict[str, ServeRecord]:
         """Return the servers of `model`, draining ones included. Raises ValueError for an invalid name."""
-        return await self._look_up(ServeRecord, "serve", model, timeout_s)
+        return (await self.all_servers([model]))[model]
 
-    async def all_servers(
-        self, models: Collection[str], *, timeout_s: float = LOOKUP_TIMEOUT_S
-    ) -> dict[str, dict[str, ServeRecord]]:
+    async def all_servers(self, models: Collection[str]) -> dict[str, dict[str, ServeRecord]]:
         """Return the servers of each of the `models`, looked up at once: anyone can make up names, and a lookup of each
         would take its own round trips."""
-        return await self._look_up_all(ServeRecord, "serve", models, timeout_s)
+        return await self._look_up(ServeRecord, "serve", models)
 
     async def trainers(self, run: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, TrainerRecord]:
         """Return the trainers of `run`, finished and leaving ones included. Raises ValueError for an invalid name."""
-        return await self._look_up(TrainerRecord, "train", run, timeout_s)
+        return (await self._look_up(TrainerRecord, "train", [run], timeout_s))[run]
 
-    async def some_trainers(self, run: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> dict[str, TrainerRecord]:
+    async def some_trainers(self, run: str) -> dict[str, TrainerRecord]:
         """Return all trainers of `run`, or a random sample of at most MAX_SAMPLED of many, so that the cost does not
         grow with the run. Repeated calls add to the sample, and keep the trainers whose records are newest."""
         now, root = self._network.now(), lookup_key("train", run)
         view = self._samples[run] = self._samples.get(run, {})
-        for envelope in await self._find_some(root, timeout_s):
+        for envelope in await self._find_some(root):
             self._remember(view, envelope)
         living = [(seen.envelope.issued_at, peer_id) for peer_id, seen in view.items() if seen.envelope.holds_at(now)]
         self._samples[run] = kept = {peer_id: view[peer_id] for _, peer_id in sorted(living)[-MAX_SAMPLED:]}
@@ -186,11 +184,11 @@ class Membership:
             peer_id: seen.record for peer_id, seen in sorted(kept.items()) if isinstance(seen.record, TrainerRecord)
         }
 
-    async def _find_some(self, key: str, timeout_s: float) -> list[Envelope]:
+    async def _find_some(self, key: str) -> list[Envelope]:
         """Return a sample of the records under `key`. If it has NUM_SAMPLED, add a sample of a random child key, and so
         on down."""
-        until = asyncio.get_running_loop().time() + timeout_s
-        found = level = await self._network.lookup([key], timeout_s=timeout_s, max_records=NUM_SAMPLED)
+        until = asyncio.get_running_loop().time() + LOOKUP_TIMEOUT_S
+        found = level = await self._network.lookup([key], timeout_s=LOOKUP_TIMEOUT_S, max_records=NUM_SAMPLED)
         for _ in range(limits.MAX_KEY_DEPTH):
             if len(level) < NUM_SAMPLED:
                 break
@@ -214,18 +212,15 @@ class Membership:
         view = self._views.get((kind, name), {})
         return {peer_id: max(0.0, now - seen.envelope.issued_at) for peer_id, seen in view.items()}
 
-    async def models(self, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> tuple[str, ...]:
+    async def models(self) -> tuple[str, ...]:
         """Return the models that node records name, sorted; at most MAX_LISTED_MODELS, those that most nodes name."""
-        nodes = await self.nodes(timeout_s=timeout_s)
+        nodes = await self.nodes()
         num_nodes = Counter(model for node in nodes.values() for model in node.models)
         likeliest = sorted(num_nodes, key=lambda model: (-num_nodes[model], model))
         return tuple(sorted(likeliest[:MAX_LISTED_MODELS]))
 
-    async def _look_up(self, record_type: type[R], kind: Kind, name: str, timeout_s: float) -> dict[str, R]:
-        return (await self._look_up_all(record_type, kind, [name], timeout_s))[name]
-
-    async def _look_up_all(
-        self, record_type: type[R], kind: Kind, names: Collection[str], timeout_s: float
+    async def _look_up(
+        self, record_type: type[R], kind: Kind, names: Collection[str], timeout_s: float = LOOKUP_TIMEOUT_S
     ) -> dict[str, dict[str, R]]:
         roots = {lookup_key(kind, name): name for name in names}
         envelopes = await self._find_all(list(roots), timeout_s) if roots else []
@@ -290,10 +285,6 @@ class Membership:
         view[envelope.peer_id] = _Seen(record, envelope)
 
     # --- how far they are -------------------------------------------------------------------------------------------
-
-    async def rtt_s(self, peer_id: str, *, timeout_s: float = LOOKUP_TIMEOUT_S) -> float:
-        """Return the round trip in seconds, measured with real calls and remembered for a minute. Raises PeerError."""
-        return await self._round_trips.measure_s(peer_id, timeout_s=timeout_s)
 
     async def rtts_ms(
         self,

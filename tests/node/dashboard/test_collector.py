@@ -60,7 +60,7 @@ async def test_a_node_is_shown_with_its_own_counts_and_the_path_of_the_dashboard
     birch = await found.join("birch", paths=PathCounts(relayed=1))
     await found.join("an older version")
     found.paths[alder] = PeerPath(kind="punched", sent_bytes=3 * 2**20 + 10, received_bytes=2**20 - 1)
-    await found.membership.rtt_s(alder)
+    await found.membership.rtts_ms([alder])
     await asyncio.sleep(1)
     await found.looks(2)
     nodes = {node.name: node for node in found.collector.nodes()}

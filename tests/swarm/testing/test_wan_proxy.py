@@ -21,6 +21,7 @@ from support.wan_proxy import Connection, WanProxy, obey
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
+from swarm.network.round_trips import RoundTrips
 from swarm_protocol.identity import Identity
 
 TESTS = Path(__file__).parents[2]
@@ -287,8 +288,8 @@ def test_libp2p_node_that_announces_it_is_reached_through_it(tmp_path: Path) -> 
                 )
             )
             async with Membership(home):
-                # each membership measures anew
-                await best_of(10, lambda: Membership(friend).rtt_s(home.peer_id), low=0.1, high=0.2)
+                # each measures anew
+                await best_of(10, lambda: RoundTrips(friend).measure_s(home.peer_id, timeout_s=5), low=0.1, high=0.2)
             await friend.close()
             await home.close()
 

@@ -29,7 +29,7 @@ from swarm.network.discovery.mdns_messages import MdnsQuery, answer, is_near, qu
 from swarm.network.discovery.multicast import Link, MulticastLink, OpenLink, Segment, segments_of
 from swarm.network.discovery.own_networks import Subnet, own_subnets
 from swarm.network.ip_kinds import IpAddress
-from swarm.network.rate_limit import RateLimit
+from swarm.network.peer_rate_limit import PeerRateLimit
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0
@@ -165,7 +165,9 @@ class LocalDiscovery:
         self._asked_at: dict[Segment, float] = {}  # the last query of another node
         self._answer_at: dict[Segment, float] = {}  # the last answer of this node, or the next one if it is due
         self._jitter = random.Random(peer_id)
-        self._packets = RateLimit[IpAddress](period_s=1.0, per_peer=MAX_PACKETS_PER_SOURCE, in_all=MAX_PACKETS_PER_S)
+        self._packets = PeerRateLimit[IpAddress](
+            period_s=1.0, per_peer=MAX_PACKETS_PER_SOURCE, in_all=MAX_PACKETS_PER_S
+        )
         self.nearby = NearbyPeers()
 
     async def run(self) -> None:

@@ -34,7 +34,7 @@ from swarm.network.libp2p.host import Host
 from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.opener import ListenEndpoint, NotALibp2pHost, open_path
-from swarm.network.rate_limit import RateLimit
+from swarm.network.peer_rate_limit import PeerRateLimit
 
 logger = logging.getLogger(__name__)
 
@@ -92,8 +92,8 @@ class Introductions:
         self._here = surroundings
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by peer
         self._failed: dict[str, float] = {}  # by peer, the time until which it is not tried again
-        self._asked_by_peer = RateLimit[str](period_s=BURST_S, per_peer=MAX_BURST)
-        self._asked_by_relay = RateLimit[str](period_s=BURST_S, per_peer=MAX_BURST)
+        self._asked_by_peer = PeerRateLimit[str](period_s=BURST_S, per_peer=MAX_BURST)
+        self._asked_by_relay = PeerRateLimit[str](period_s=BURST_S, per_peer=MAX_BURST)
         self.carried: set[str] = set()  # peers whose connection this process passes to its daemon
 
     async def serve(self) -> None:

@@ -25,7 +25,7 @@ from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip
 from swarm.network.paths.introductions import REFUSED
-from swarm.network.rate_limit import RateLimit
+from swarm.network.peer_rate_limit import PeerRateLimit
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class PeerAddresses:
         self._seen_at = seen_at
         self._turn = asyncio.Lock()
         self._waiting: set[str] = set()
-        self._limit = RateLimit[str](period_s=PERIOD_S, per_peer=MAX_PER_PEER, in_all=MAX_PER_PERIOD)
+        self._limit = PeerRateLimit[str](period_s=PERIOD_S, per_peer=MAX_PER_PEER, in_all=MAX_PER_PERIOD)
 
     async def serve(self) -> None:
         await self._host.serve(self._prefix + OBSERVE, self._observe)

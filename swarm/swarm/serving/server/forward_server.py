@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from weakref import WeakKeyDictionary
@@ -25,7 +25,7 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, SessionError, SwarmE
 from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, MAX_CALL_BYTES, Compute
 from torch import Tensor
 
-from swarm.network.interface import EndOfStream, FailpointHook, Network, Stream, no_failpoints
+from swarm.network.interface import EndOfStream, FailpointHook, Stream, StreamHandler, no_failpoints
 from swarm.serving.model.span import Span
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.forward_call import Direction, ForwardCall, ForwardPace
@@ -101,7 +101,7 @@ class ForwardAdmission:
 
 
 class ForwardServer:
-    """Serves both methods of the model `name`. `current` returns the deployment that calls run on, or raises
+    """Answers both methods of the model `name`. `current` returns the deployment that calls run on, or raises
     PeerRefused."""
 
     def __init__(
@@ -120,9 +120,13 @@ class ForwardServer:
         # the engine gets one piece at a time, so that its own passes run between any two
         self._turn = asyncio.Lock()
 
-    async def serve(self, network: Network) -> None:
-        await network.serve_stream(f"{FORWARD_METHOD}/{self._name}", partial(self._answer, "forward"))
-        await network.serve_stream(f"{BACKWARD_METHOD}/{self._name}", partial(self._answer, "backward"))
+    @property
+    def methods(self) -> Mapping[str, StreamHandler]:
+        """The handlers of both methods, by name."""
+        return {
+            f"{FORWARD_METHOD}/{self._name}": partial(self._answer, "forward"),
+            f"{BACKWARD_METHOD}/{self._name}": partial(self._answer, "backward"),
+        }
 
     async def _answer(self, direction: Direction, peer_id: str, stream: Stream) -> None:
         try:

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
 from swarm_protocol.manifest_messages import MANIFEST_METHOD, POSSESSION_METHOD, ModelManifestRequest
 from swarm_protocol.records import ServeRecord, ServeState
-from swarm_protocol.serving_messages import BACKWARD_METHOD, FILES_METHOD, FORWARD_METHOD, KV_METHOD, FilesRequest
+from swarm_protocol.serving_messages import FILES_METHOD, KV_METHOD, FilesRequest
 from swarm_protocol.session_frames import SESSION_METHOD
 
-from swarm.network.interface import Network
+from swarm.network.interface import Network, StreamHandler, UnaryHandler
 from swarm.network.membership import Membership
 from swarm.serving.engine.engine import EngineLoad
 from swarm.serving.evidence.server_convictions import ServerConvictions
@@ -80,6 +80,16 @@ class SpanServer:
             self.convictions,
             offered=lambda: None if self.deployed is None else self.deployed.loaded.manifest,
         )
+        self._calls: Mapping[str, UnaryHandler] = {
+            f"{FILES_METHOD}/{name}": self._give_files,
+            f"{MANIFEST_METHOD}/{name}": self._give_manifest,
+            f"{POSSESSION_METHOD}/{name}": self.possession.answer,
+        }
+        self._streams: Mapping[str, StreamHandler] = {
+            f"{SESSION_METHOD}/{name}": self.connections.serve,
+            f"{KV_METHOD}/{name}": self.connections.serve_kv,
+            **self.calls.methods,
+        }
         self._network = network
         self._model_dir = model_dir
         self.state: ServeState = "joining"
@@ -97,13 +107,11 @@ class SpanServer:
         """
         deployed = await Deployment.load(self._model_dir, self.start_block, self.end_block, self.options)
         try:
-            await self._network.serve(f"{FILES_METHOD}/{self.name}", self._give_files)
-            await self._network.serve(f"{MANIFEST_METHOD}/{self.name}", self._give_manifest)
-            await self._network.serve(f"{POSSESSION_METHOD}/{self.name}", self.possession.answer)
+            for method, answer in self._calls.items():
+                await self._network.serve(method, answer)
             await self.convictions.serve(self.name)
-            await self._network.serve_stream(f"{SESSION_METHOD}/{self.name}", self.connections.serve)
-            await self._network.serve_stream(f"{KV_METHOD}/{self.name}", self.connections.serve_kv)
-            await self.calls.serve(self._network)
+            for method, handle in self._streams.items():
+                await self._network.serve_stream(method, handle)
         except BaseException as error:
             if not isinstance(error, ValueError):  # then another server of the model is registered
                 self._release()
@@ -239,17 +247,7 @@ class SpanServer:
 
     def _release(self) -> None:
         """Release the methods, so that another server of the model may serve them."""
-        methods = (
-            FILES_METHOD,
-            MANIFEST_METHOD,
-            POSSESSION_METHOD,
-            SESSION_METHOD,
-            KV_METHOD,
-            FORWARD_METHOD,
-            BACKWARD_METHOD,
-        )
-        own = (f"{method}/{self.name}" for method in methods)
-        self._network.release(*own, *self.convictions.methods_of(self.name))
+        self._network.release(*self._calls, *self._streams, *self.convictions.methods_of(self.name))
 
     async def _run(self) -> None:
         try:

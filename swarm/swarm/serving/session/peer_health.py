@@ -151,8 +151,7 @@ class PeerHealth:
     def unproven(self) -> set[str]:
         """Peers that have not proven what they hold, or one of which sent bad rows, and that did not fail otherwise.
         They are asked only if no other can answer, but then always."""
-        now_s = asyncio.get_running_loop().time()
-        return {peer_id for peer_id, until_s in self._unproven_s.items() if until_s > now_s} - self.avoid
+        return _peers_until(self._unproven_s) - self.avoid
 
     @property
     def barred(self) -> set[str]:
@@ -165,8 +164,7 @@ class PeerHealth:
     def distrusted(self) -> set[str]:
         """Peers that serve something else than they announce, as this client found or evidence proves. They are not
         asked, whatever they answer later."""
-        now_s = asyncio.get_running_loop().time()
-        return {peer_id for peer_id, until_s in self._distrusted_s.items() if until_s > now_s} | self._convicted()
+        return _peers_until(self._distrusted_s) | self._convicted()
 
     def distrust(self, peer_id: str) -> None:
         """Do not ask the peer for VIOLATION_BACKOFF_S."""
@@ -281,3 +279,9 @@ class PeerHealth:
         failures.last_s = now_s
         failures.avoid_until_s, failures.rest_until_s = now_s + backoff_s, now_s + rest_s
         self._failures[peer_id] = failures
+
+
+def _peers_until(times_s: Mapping[str, float]) -> set[str]:
+    """Return the peers whose time has not come yet."""
+    now_s = asyncio.get_running_loop().time()
+    return {peer_id for peer_id, until_s in times_s.items() if until_s > now_s}

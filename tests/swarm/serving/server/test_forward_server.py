@@ -139,6 +139,10 @@ class Rig:
         self.engine = self.deployed.engine
         self.server = ForwardServer("tiny", lambda: self.deployed, room=room)
 
+    async def serve(self) -> None:
+        for method, handler in self.server.methods.items():
+            await self.network.serve_stream(method, handler)
+
     async def ask(self, asked: bytes, *messages: bytes, method: str = FORWARD_METHOD) -> int:
         """Return the response's bytes."""
         async with self.client.stream(self.network.peer_id, f"{method}/tiny", timeout_s=300) as stream:
@@ -172,7 +176,7 @@ def rigs(directory: Path, room: ForwardAdmission | None = None, forward_ms: floa
 
 def ask(directory: Path, scenario: Callable[[Rig], Awaitable[Any]], **options: Any) -> Any:
     async def main(rig: Rig) -> Any:
-        await rig.server.serve(rig.network)
+        await rig.serve()
         try:
             return await scenario(rig)
         finally:
@@ -302,7 +306,7 @@ def test_call_is_refused_when_the_engine_ends_during_it(llama_dir: Path) -> None
 
 
 async def served(rig: Rig, scenario: Callable[[Rig], Awaitable[Any]]) -> None:
-    await rig.server.serve(rig.network)
+    await rig.serve()
     await scenario(rig)
     await rig.client.close()
     await rig.network.close()

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-class RateLimit(Generic[K]):
+class PeerRateLimit(Generic[K]):
     """Allows `per_peer` requests of one peer, and `in_all` of all peers, within any `period_s`."""
 
     def __init__(self, *, period_s: float, per_peer: int, in_all: float = math.inf) -> None:

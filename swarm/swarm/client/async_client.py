@@ -83,8 +83,8 @@ class ClientOptions:
 
 
 class AsyncClient(TextClient[Generation]):
-    """A client on a network and a membership that the caller owns; `connect` makes both. `aclose` closes what the
-    client opened.
+    """A client for asyncio. `connect` joins a network; the constructor takes a network and a membership that the
+    caller owns, and `aclose` closes what the client opened.
 
     `convictions` are the convicted servers that this process knows; without them the client keeps its own.
     """
@@ -145,8 +145,8 @@ class AsyncClient(TextClient[Generation]):
     ) -> AsyncIterator[AsyncClient]:
         """Join the network behind `peers` (multiaddrs, or names) as a client with a fresh identity.
 
-        `invite` is an invitation to a private network, or its text: its seeds and its network are the defaults. For a
-        share `spot_check` of the answers, other servers compute the work again; 0 for none. `ClientOptions` explains
+        `invite` is an invitation to a private network, or its text: its seeds and its network are the defaults.
+        `spot_check` is the share of answers that other servers compute again, 0 for none. `ClientOptions` explains
         the other arguments. Raises StartError, and ConfigError without peers or for an invalid publisher.
         """
         invitation, peers = given_invitation(invite), check_peers(peers)

@@ -121,8 +121,8 @@ class Token:
 
     If probabilities were asked for, `data` are the token's bytes, `logprob` is its log probability, and `top` has the
     likeliest tokens. An end token has none of them, since it is no part of the answer, except if the prompt is echoed.
-    The last one may be no token, but NO_TOKEN. With `is_prompt` it is a token of an echoed prompt, the last of which
-    has the prompt's text; the first one has no log probability.
+    The last one may be NO_TOKEN, which is no token. With `is_prompt` it is a token of an echoed prompt, the last of
+    which has the prompt's text; the first one has no log probability.
     """
 
     text: str

@@ -19,7 +19,6 @@ from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import REPLACEMENT, plural
-from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import number, whole_number
 from swarm_node.storage.home import Home
 from swarm_node.storage.kept_invitation import check_right
@@ -238,9 +237,7 @@ def _piped() -> str:
 
 
 def _conversation_of(flags: Flags) -> Conversation:
-    model = flags.options["model"]
-    if not model:
-        raise UsageError("MODEL is missing", remedy="name a model that swarm-node models lists")
+    model = flags.needed("model", "name a model that swarm-node models lists")
     temperature = flags.parsed("temperature", number(0, 2), SEE_HELP)
     return Conversation(
         model=model,

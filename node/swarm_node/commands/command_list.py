@@ -6,44 +6,21 @@ from swarm_node.commands.command_options import Command
 from swarm_node.demo.command import INTERVAL_STEPS, MIN_NEW_TOKENS, NUM_NODES, OUTER_STEPS, TEMPERATURE
 
 HERE = ("home",)
+MEMBER = (*HERE, "peers", "network_id", "invite")
 NETWORK = ("home", "name", "network_id", "peers", "invite", "listen", "announce")
 DAEMON = (*NETWORK, "mdns", "relay_rate", "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
 LINK = ("max_upload", "max_download")
-WORK = (
-    *LINK,
-    "relay",
-    "run",
-    "invitation",
-    "then_serve",
-    "model",
-    "manifest",
-    "take",
-    "dtype",
-    "blocks",
-    "max_blocks",
-    "max_memory",
-    "monthly_traffic",
-    "hours",
-    "device",
-    "threads",
-    "probe",
-)
+TASK = ("relay", "run", "invitation", "then_serve", "model", "manifest", "take")
+SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
+WORK = (*LINK, *TASK, *SERVING, "monthly_traffic", "hours", "device", "threads", "probe")
 HTTP = ("host", "port", "allowed_hosts", "trusted_proxies", "history", "checkpoints")
 DATA = ("data", "tokenizer", "start")
-TRAINING = (
-    *DATA,
-    "devices",
-    "micro_batch",
-    "autocast",
-    "checkpoint_activations",
-    "compile",
-    "tensorboard",
-    "keep_checkpoints",
-    "keep_every",
-)
+TRAINING = (*DATA, "devices", "micro_batch", "autocast", "checkpoint_activations", "compile", "tensorboard")
+AT_HOME = ("text_at_home", "blocks_at_home")
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 
 # options that several commands share
+RUN = {"PATH": "The signed run file, or the run's id (default: run.toml)."}
 RUN_FILE = {"PATH": "The signed run file (default: run.toml)."}
 SIGNER = {"--identity FILE": "Sign with this key instead of the one in the home."}
 EXPIRES = {"--expires TIME": "Validity, such as 30d, 12h or 90m; at most 366d (default: 30d)."}
@@ -61,7 +38,7 @@ COMMANDS = (
         name="join",
         purpose="Join a network: train a run, serve a model, or do the work that the network needs most.",
         code="swarm_node.commands.daemons:join",
-        settings=(*DAEMON, *WORK, *TRAINING),
+        settings=(*DAEMON, *WORK, *TRAINING, "keep_checkpoints", "keep_every"),
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
     ),
     Command(
@@ -101,9 +78,9 @@ COMMANDS = (
         name="run watch",
         purpose="Follow the outer steps and members of a run without training it.",
         code="swarm_node.commands.run_watch:watch",
-        settings=("home", "peers", "network_id", "invite", "tensorboard"),
+        settings=(*MEMBER, "tensorboard"),
         example=f"swarm-node run watch story.toml --peers {ADDR}",
-        options={"PATH": "The signed run file, or the run's id (default: run.toml)."},
+        options=RUN,
     ),
     Command(
         name="run export",
@@ -112,7 +89,7 @@ COMMANDS = (
         settings=(*HERE, "tokenizer", "peers", "network_id", "invite"),
         example="swarm-node run export story.toml --step 200",
         options={
-            "PATH": "The signed run file, or the run's id (default: run.toml).",
+            **RUN,
             "--out DIR": "The directory to create (default: RUN_ID-step-N in the current directory).",
             "--step N": "The outer step to export (default: the newest one available).",
             "--checkpoint DIR": "Export from this checkpoint, or from a directory of a run's checkpoints, offline.",
@@ -124,7 +101,7 @@ COMMANDS = (
         name="run resume",
         purpose="Let a run continue without members that are gone. Only the run's author can do this.",
         code="swarm_node.commands.run_orders:resume",
-        settings=(*HERE, "peers", "network_id", "invite"),
+        settings=MEMBER,
         example=f"swarm-node run resume story.toml --peers {ADDR} --yes",
         options={
             **RUN_FILE,
@@ -138,7 +115,7 @@ COMMANDS = (
         purpose="Sign a run's newest state, so that newcomers can verify its history. Only the run's author can do "
         "this.",
         code="swarm_node.commands.run_orders:endorse",
-        settings=(*HERE, "peers", "network_id", "invite"),
+        settings=MEMBER,
         example=f"swarm-node run endorse story.toml --peers {ADDR} --every 1h --yes",
         options={
             **RUN_FILE,
@@ -167,7 +144,7 @@ COMMANDS = (
         name="run revoke",
         purpose="Revoke invitations to a run, or an inviter. Only the run's author can do this.",
         code="swarm_node.commands.run_invite:revoke",
-        settings=(*HERE, "peers", "network_id", "invite"),
+        settings=MEMBER,
         example=f"swarm-node run revoke story.toml --serial 4f0c2d9a51b37e86 --peers {ADDR}",
         options={
             **RUN_FILE,
@@ -215,7 +192,7 @@ COMMANDS = (
         name="models list",
         purpose="List the models of a network, with their revisions and whether all blocks are served.",
         code="swarm_node.commands.models:list_models",
-        settings=(*HERE, "peers", "network_id", "invite", "publisher"),
+        settings=(*MEMBER, "publisher"),
         example=f"swarm-node models list --peers {ADDR}",
     ),
     Command(
@@ -246,15 +223,13 @@ COMMANDS = (
         code="swarm_node.commands.models:verify",
         settings=("manifest",),
         example="swarm-node models verify ~/models/story --manifest story.manifest",
-        options={
-            "DIR": "The model's directory.",
-        },
+        options={"DIR": "The model's directory."},
     ),
     Command(
         name="chat",
         purpose="Chat with a model of a network. With a question on standard input, print one answer and exit.",
         code="swarm_node.commands.chat:run",
-        settings=(*HERE, "peers", "network_id", "invite", "publisher", "text_at_home", "blocks_at_home"),
+        settings=(*MEMBER, "publisher", *AT_HOME),
         example=f"swarm-node chat story --peers {ADDR}",
         options={
             "MODEL": "The model's name, or NAME@REVISION if several revisions are served.",
@@ -280,8 +255,7 @@ COMMANDS = (
             "pin_model",
             "publisher",
             "spot_check",
-            "text_at_home",
-            "blocks_at_home",
+            *AT_HOME,
         ),
         example=f"swarm-node gateway --peers {ADDR} --port 8000",
     ),

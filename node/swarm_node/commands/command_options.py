@@ -79,6 +79,12 @@ class Flags:
 
         return with_invitation(self.resolve())
 
+    def needed(self, name: str, remedy: str) -> Any:
+        """Return the positional argument `name`. Raises UsageError if it is missing."""
+        if not (given := self.options[name]):
+            raise UsageError(f"{name.upper()} is missing", remedy=remedy)
+        return given
+
     def parsed(self, name: str, parse: Callable[[str], T], remedy: str) -> T | None:
         """Return the option `name` parsed by `parse`, or None if it was not given. Raises UsageError."""
         text: str | None = self.options[name]

@@ -13,6 +13,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import check_given
 
 from swarm_node import diagnostics
+from swarm_node.commands.command_list import SERVING, TRAINING
 from swarm_node.commands.command_options import Flags, imported, say_lookup
 from swarm_node.events.emitter import Emitter
 from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, share_of_limit
@@ -24,12 +25,6 @@ from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 from swarm_node.storage.kept_invitation import check_member, check_right, keep_first
 from swarm_node.storage.owned_network import with_own_renewed
-
-SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
-TRAINING = (
-    *("data", "tokenizer", "start"),
-    *("devices", "micro_batch", "autocast", "checkpoint_activations", "compile", "tensorboard"),
-)
 
 if TYPE_CHECKING:
     from swarm_node.node import NodeRole

@@ -104,9 +104,7 @@ def _listed(each: IssuedInvitation, now: float) -> dict[str, object]:
 
 
 def revoke(flags: Flags) -> int:
-    serial = flags.options["serial"]
-    if not serial:
-        raise UsageError("SERIAL is missing", remedy="give a serial that swarm-node invite list shows")
+    serial = flags.needed("serial", "give a serial that swarm-node invite list shows")
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
     owned = OwnedNetwork(home)
     own_serial = owned.own_serial

@@ -178,9 +178,7 @@ def check(flags: Flags) -> int:
 
 def named_model(flags: Flags) -> Path | HubId:
     """Return the model that MODEL names. Raises ConfigError."""
-    named = flags.options["model"]
-    if not named:
-        raise UsageError("MODEL is missing", remedy="give a directory, or OWNER/NAME on a hub")
+    named = flags.needed("model", "give a directory, or OWNER/NAME on a hub")
     try:
         model = parse_model(named)
     except ValueError as error:
@@ -327,8 +325,6 @@ def _hashing(name: str, directory: Path, emitter: Emitter) -> Callable[[int], No
 
 
 def _directory(flags: Flags) -> Path:
-    directory: Path | None = flags.options["dir"]
-    if directory is None:
-        raise UsageError("DIR is missing", remedy="name the model's directory")
+    directory: Path = flags.needed("dir", "name the model's directory")
     check_model_directory(directory, "name the directory of config.json and *.safetensors")
     return directory

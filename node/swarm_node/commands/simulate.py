@@ -32,9 +32,7 @@ MAX_SEED = 2**31 - 1
 
 def run(flags: Flags) -> int:
     """Run the command. Raises UsageError and ConfigError."""
-    path: Path | None = flags.options["path"]
-    if path is None:
-        raise UsageError("PATH is missing", remedy="name the scenario file; docs/guides/simulate.md has an example")
+    path: Path = flags.needed("path", "name the scenario file; docs/guides/simulate.md has an example")
     scenario = _load(path, flags.parsed("seed", whole_number(0, MAX_SEED), f"use 0 to {MAX_SEED}"))
     out: Path = flags.options["out"] or Path(f"{path.stem}-report")
     if out.name in ("", ".."):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from typing import Literal, TypeAlias, get_args
 
 from rich.cells import cell_len, set_cell_size
@@ -25,12 +25,13 @@ MAX_AT = 1e11
 
 def rate(tokens_per_s: float | None) -> str:
     """Format a rate, such as `41 tok/s` or `3.1k tok/s`."""
-    return UNKNOWN if _is_unknown(tokens_per_s) else f"{count(tokens_per_s)} tok/s"
+    written = count(tokens_per_s)
+    return written if written == UNKNOWN else f"{written} tok/s"
 
 
 def count(number: float | None) -> str:
     """Format a number with two or three significant digits: `4.1`, `41`, `3.1k`, `2.4M`."""
-    if number is None or _is_unknown(number):
+    if number is None or not math.isfinite(number):
         return UNKNOWN
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= size * 0.9995:
@@ -52,18 +53,21 @@ def whole_mebibytes(num_bytes: int) -> str:
 
 def decimal_size(num_bytes: float) -> str:
     """Format bytes in powers of 1000, as providers of traffic do: `412 GB`."""
-    for unit_bytes, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB")):
-        if num_bytes >= unit_bytes * 0.9995:
-            return f"{digits(num_bytes / unit_bytes)} {unit}"
-    return f"{digits(num_bytes / 1e3)} kB"
+    return _in_units(num_bytes, ("TB", "GB", "MB", "kB"))
 
 
 def bit_rate(bytes_per_s: float) -> str:
     """Format bytes per second as bits per second in powers of 1000: `18.4 Mbit/s`."""
-    for unit_bits, unit in ((1e9, "Gbit/s"), (1e6, "Mbit/s")):
-        if bytes_per_s * 8 >= unit_bits * 0.9995:
-            return f"{digits(bytes_per_s * 8 / unit_bits)} {unit}"
-    return f"{digits(bytes_per_s * 8 / 1e3)} kbit/s"
+    return _in_units(bytes_per_s * 8, ("Gbit/s", "Mbit/s", "kbit/s"))
+
+
+def _in_units(value: float, units: Sequence[str]) -> str:
+    """Format a value in the first of `units` that it reaches. The last one is a thousand, each other a thousand times
+    the next one."""
+    for place, unit in enumerate(units[:-1]):
+        if value >= (size := 1e3 ** (len(units) - place)) * 0.9995:
+            return f"{digits(value / size)} {unit}"
+    return f"{digits(value / 1e3)} {units[-1]}"
 
 
 PAUSES = {"hours": "outside its lending hours", "budget": "its monthly traffic is nearly used up"}
@@ -72,12 +76,19 @@ PAUSES = {"hours": "outside its lending hours", "budget": "its monthly traffic i
 
 def lends_again(at: float | None, now: float) -> str:
     """Return `lends again at 22:00` in local time, with the date if it is a day or more away."""
-    if at is None:
+    when = None if at is None else calendar(at, None)
+    if at is None or when is None:
         return "lends again later"
+    return f"lends again at {when:{'%H:%M' if at - now < DAY_S else '%H:%M on %d %B'}}"
+
+
+def calendar(at: float, zone: tzinfo | None = UTC) -> datetime | None:
+    """Return a Unix time in UTC, or in local time if `zone` is None. Return None for a time that no calendar has, which
+    a peer may claim."""
     try:
-        return f"lends again at {datetime.fromtimestamp(at):{'%H:%M' if at - now < DAY_S else '%H:%M on %d %B'}}"
-    except (OverflowError, ValueError, OSError):  # a peer may claim a time that no calendar has
-        return "lends again later"
+        return datetime.fromtimestamp(at, zone)
+    except (OverflowError, ValueError, OSError):
+        return None
 
 
 def utc(at: float) -> str:
@@ -85,9 +96,19 @@ def utc(at: float) -> str:
     return f"{datetime.fromtimestamp(min(max(at, 0.0), MAX_AT), UTC):%Y-%m-%d %H:%M UTC}"
 
 
+def moment(at: float) -> str:
+    """Format a Unix time in UTC to the second. A time that no calendar has is shown as 1970."""
+    return f"{calendar(at) or calendar(0):%Y-%m-%d %H:%M:%S UTC}"
+
+
+def day(at: float) -> str:
+    """Format the day of a Unix time in UTC."""
+    return moment(at).partition(" ")[0]
+
+
 def round_trip(rtt_ms: float | None) -> str:
     """Format a round trip in milliseconds as `duration` does, but as `<1 ms` below a millisecond."""
-    if rtt_ms is None or _is_unknown(rtt_ms):
+    if rtt_ms is None or not math.isfinite(rtt_ms):
         return UNKNOWN
     return duration(rtt_ms / 1e3) if rtt_ms >= 1 else "<1 ms"
 
@@ -104,7 +125,7 @@ def duration(seconds: float | None) -> str:
 
     Negative durations, as between two clocks, become `0 s`.
     """
-    if seconds is None or _is_unknown(seconds):
+    if seconds is None or not math.isfinite(seconds):
         return UNKNOWN
     if seconds < 99.5:
         return _short(seconds)
@@ -138,10 +159,6 @@ def digits(value: float) -> str:
     return written.rstrip("0").rstrip(".") if "." in written else written
 
 
-def _is_unknown(number: float | None) -> bool:
-    return number is None or not math.isfinite(number)
-
-
 Reach: TypeAlias = Literal["public", "relay", "local network only", "this machine only", "unknown"]
 REACHES: tuple[Reach, ...] = get_args(Reach)
 
@@ -163,7 +180,7 @@ def reach(found: str, addrs: Sequence[str]) -> Reach:
 
 
 def path_counts(counts: Mapping[str, int]) -> str:
-    """Format numbers of peers by path: `12 direct, 3 dialled back, 4 punched, 2 relayed`, or `none`."""
+    """Format numbers of peers, such as those by path: `12 direct, 3 dialled back, 4 punched, 2 relayed`, or `none`."""
     return ", ".join(f"{number:,} {clean(kind, 24)}" for kind, number in counts.items() if number) or "none"
 
 

@@ -40,7 +40,7 @@ from swarm_protocol.version import software_version
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import plural
+from swarm_node.formatting import moment, plural
 from swarm_node.machine import reachability
 from swarm_node.network_visit import LOOPBACK, visiting
 from swarm_node.settings.config import Config
@@ -174,7 +174,7 @@ def check_disk(config: Config) -> list[Finding]:
 def check_clock() -> Finding:
     """Check that the clock is not before this software was written. `check_network` compares it with the seeds'."""
     now = time.time()
-    shown = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(max(0.0, now)))
+    shown = moment(max(0.0, now))
     if now < RELEASED_AT:
         remedy = "set the clock, for example by turning on network time: timedatectl set-ntp true"
         return Finding("clock", "fail", f"the clock is wrong: {shown}", remedy)

@@ -7,7 +7,6 @@ server's answer is checked with the model's files. Evidence about a wrong proof 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from swarm_protocol.served_evidence_messages import AnswerCommitment, ServedEvid
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
+from swarm_node.formatting import day
 from swarm_node.settings.config import UsageError
 from swarm_node.storage.home import EVIDENCE, Home
 from swarm_node.storage.server_evidence import answers_in, files_of_networks
@@ -161,7 +161,7 @@ def _judge_possession(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
         model=verdict.model,
         reason=verdict.reason,
         until=verdict.until,
-        until_day=time.strftime("%Y-%m-%d", time.gmtime(verdict.until)),
+        until_day=day(verdict.until),
     )
 
 

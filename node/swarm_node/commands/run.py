@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,14 +26,10 @@ from swarm_node.commands.command_options import (
     signing_identity,
 )
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import size
+from swarm_node.formatting import moment, size
 from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.settings.config import UsageError
-from swarm_node.settings.parsers import (
-    RunId,
-    parse_model,
-    whole_number,
-)
+from swarm_node.settings.parsers import RunId, parse_model, whole_number
 from swarm_node.storage.home import Home
 
 if TYPE_CHECKING:
@@ -232,9 +227,8 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
         yield f"run        {config.name}"
         yield f"signature  not valid: {found.problem}"
     else:
-        signed = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(run.issued_at))
         yield f"run        {run.run_id}"
-        yield f"signature  valid: {run.peer_id}, {signed}"
+        yield f"signature  valid: {run.peer_id}, {moment(run.issued_at)}"
     yield f"model      {config.model.get('model_type')}, {cost.num_parameters:,} parameters"
     optimizer, unit = f" ({config.inner.optimizer})", "tokens"
     if is_module_run(config):

@@ -22,7 +22,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from swarm_node.dashboard import charts, wording
 from swarm_node.dashboard.views import NodeView, RunDetail, ViewSource
-from swarm_node.formatting import path_counts, plain, plural, whole_mebibytes
+from swarm_node.formatting import DAY_S, path_counts, plain, plural, whole_mebibytes
 from swarm_node.settings.parsers import is_run_id
 
 HEADERS = {
@@ -43,7 +43,7 @@ STEP_ROWS = 15
 CARDS = 12
 """Models or runs that the overview shows as cards. Others are listed by name."""
 MAX_LISTED = 400
-PRESENCE_S = 30 * wording.DAY_S
+PRESENCE_S = 30 * DAY_S
 MAX_RENDERED = 256
 """Maximum number of rendered pages, which are kept for one second."""
 MAX_QUERY_CHARS = 64

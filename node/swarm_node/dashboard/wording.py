@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from datetime import UTC, datetime
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -16,12 +15,10 @@ from swarm_protocol.identity import short_id
 
 from swarm_node import formatting
 from swarm_node.dashboard.views import NodeView, Overview
-from swarm_node.formatting import plain, plural
+from swarm_node.formatting import MINUTE_S, plain, plural
 
 UNKNOWN = Markup('<span class="none"><span aria-hidden="true">–</span><span class="unseen">not known</span></span>')
 MAX_NAME_CHARS = 48
-
-MINUTE_S, DAY_S = 60.0, 86_400.0
 
 
 def number(value: float | None) -> str:
@@ -79,17 +76,13 @@ def until(seconds: float) -> str:
 
 def clock(at: float) -> str:
     """Format a Unix time in UTC. A time that no calendar has is not known."""
-    try:
-        return f"{datetime.fromtimestamp(at, UTC):%d %b %H:%M} UTC"
-    except (OverflowError, ValueError, OSError):
-        return UNKNOWN
+    when = formatting.calendar(at)
+    return UNKNOWN if when is None else f"{when:%d %b %H:%M} UTC"
 
 
 def iso(at: float) -> str:
-    try:
-        return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%dT%H:%M:%SZ}"
-    except (OverflowError, ValueError, OSError):
-        return ""
+    when = formatting.calendar(at)
+    return "" if when is None else f"{when:%Y-%m-%dT%H:%M:%SZ}"
 
 
 def named(name: str | None, peer_id: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
@@ -11,6 +10,7 @@ from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES
 from swarm_protocol.identity import short_id
 
+from swarm_node.formatting import day
 from swarm_node.metrics.metric_registry import Reading
 from swarm_node.node import Node
 from swarm_node.storage.server_evidence import ConvictedServersFolder
@@ -41,8 +41,7 @@ def line(ban: ServerBan, own_peer_id: str = "") -> str:
     """Return who is convicted, of what and until when, as `status` shows it."""
     verdict = ban.verdict
     who = f"{short_id(verdict.peer_id)}{' (this node)' if verdict.peer_id == own_peer_id else ''}"
-    until = time.strftime("%Y-%m-%d", time.gmtime(verdict.until))
-    return f"{who} is not used until {until}: it {verdict.reason}"[:MAX_LINE_CHARS]
+    return f"{who} is not used until {day(verdict.until)}: it {verdict.reason}"[:MAX_LINE_CHARS]
 
 
 def read_convictions(held: ServerConvictions) -> Iterator[Reading]:
@@ -59,5 +58,5 @@ def _tell(node: Node, ban: ServerBan) -> None:
         model=verdict.model,
         reason=verdict.reason,
         until=verdict.until,
-        until_day=time.strftime("%Y-%m-%d", time.gmtime(verdict.until)),
+        until_day=day(verdict.until),
     )

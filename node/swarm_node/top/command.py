@@ -17,7 +17,7 @@ from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
 from swarm_node.dashboard.views import ViewSource
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import clean
+from swarm_node.formatting import clean, moment
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.top import rendering
 
@@ -130,7 +130,7 @@ async def snapshot_text(source: ViewSource, width: int) -> str:
     view = source.overview()
     stale = f" · STALE: {clean(view.stale, 120)}" if view.stale else ""
     swarm = f"network {clean(view.network_id, 64)} · version {clean(view.version, 32)}"
-    parts = [f"{swarm} · as of {rendering.moment(view.at)}{stale}", rendering.overview(view, width).plain]
+    parts = [f"{swarm} · as of {moment(view.at)}{stale}", rendering.overview(view, width).plain]
     for model in view.models[:MAX_DETAILS]:
         if (model_detail := source.model(model.name)) is not None:
             parts.append(rendering.model(model_detail, width).plain)

@@ -7,7 +7,7 @@ than the model has blocks: a cell then stands for several blocks and shows the w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import TypeVar
 
@@ -26,10 +26,12 @@ from swarm_node.dashboard.views import (
 from swarm_node.formatting import (
     PAUSES,
     UNKNOWN,
+    calendar,
     clean,
     count,
     duration,
     lends_again,
+    moment,
     name_cell,
     path_counts,
     plural,
@@ -114,7 +116,7 @@ def overview(view: Overview, width: int) -> Iterator[Text]:
     if num_leaving := view.nodes_by_state.get("leaving", 0):
         nodes += f"; {num_leaving} more {'is' if num_leaving == 1 else 'are'} leaving"
     yield Text(nodes)
-    reached = f"reached: {_counted(view.nodes_by_reachability)}"
+    reached = f"reached: {path_counts(view.nodes_by_reachability)}"
     period = "24 h" if view.turnover_since is None else f"since {_clock(view.turnover_since)}"
     turnover = "" if view.joins_24h is None else f" · {period}: {view.joins_24h} joined, {view.leaves_24h} left"
     yield Text(f"{reached}{turnover}", "dim")
@@ -307,10 +309,6 @@ def _name(text: str) -> str:
     return shown + " " * (NAME_CELLS - Text(shown).cell_len)
 
 
-def _counted(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{number:,} {clean(word, 24)}" for word, number in counts.items() if number) or "none"
-
-
 def _map_cells(width: int, used: int) -> int:
     return max(MIN_MAP_CELLS, min(MAP_CELLS, width - used))
 
@@ -320,17 +318,6 @@ def _left_out(number: int, what: str) -> Iterator[Text]:
         yield Text(f"and {number - MAX_LINES:,} more {what}", "dim")
 
 
-def moment(at: float) -> str:
-    """Return a time in full, in UTC. A time outside the calendar is shown as 1970."""
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", _calendar(at, time.gmtime))
-
-
 def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", _calendar(at, time.localtime))
-
-
-def _calendar(at: float, read: Callable[[float], time.struct_time]) -> time.struct_time:
-    try:
-        return read(at)
-    except (OverflowError, ValueError, OSError):
-        return read(0)
+    """Return the local time of day. A time that no calendar has is shown as that of 1970."""
+    return f"{calendar(at, None) or calendar(0, None):%H:%M:%S}"

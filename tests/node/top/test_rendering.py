@@ -9,7 +9,7 @@ import pytest
 from rich.cells import cell_len
 from support.dashboard_swarms import HOSTILE_NAMES
 from swarm_node.dashboard.views import PathView
-from swarm_node.formatting import clean, count, duration, rate, size, sparkline
+from swarm_node.formatting import clean, count, duration, moment, rate, size, sparkline
 from swarm_node.top import rendering
 from swarm_node.top.command import snapshot_text
 from swarm_node.top.rendering import missing_row, replica_row, span_row
@@ -161,7 +161,7 @@ def test_once_prints_everything_of_a_swarm_and_that_it_is_outdated() -> None:
 
 
 def test_time_beyond_any_calendar_is_rendered() -> None:
-    assert rendering.moment(1e300) == "1970-01-01 00:00:00 UTC"
+    assert moment(1e300) == "1970-01-01 00:00:00 UTC"
 
 
 def test_state_that_no_member_holds_any_more_is_not_called_unknown() -> None:

@@ -123,14 +123,13 @@ class VisitorRates:
         self._limiters = RateLimiters(time.monotonic)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._limiters.get(caller_of(scope), self._rates).take_request()
-            except HttpError as error:
-                remedy = "follow /api/v1/events instead"
-                refusal = HttpError(429, error.message, remedy=remedy, retry_after_s=error.retry_after_s)
-                await refusal(scope, receive, send)
-                return
+        try:
+            self._limiters.get(caller_of(scope), self._rates).take_request()
+        except HttpError as error:
+            remedy = "follow /api/v1/events instead"
+            refusal = HttpError(429, error.message, remedy=remedy, retry_after_s=error.retry_after_s)
+            await refusal(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
 

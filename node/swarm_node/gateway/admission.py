@@ -185,7 +185,7 @@ class AccessControl:
         self._limiters = limiters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         try:
@@ -249,9 +249,6 @@ class BodyLimit:
         self._arriving: Counter[str] = Counter()  # bytes on their way, by caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         try:
             body = await self._read(scope, receive)
         except HttpError as error:

@@ -10,7 +10,6 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -31,12 +30,12 @@ MAX_PATH_CHARS = 100
 """The most characters of a request's path or field name that an error message repeats."""
 TEXT_FIELDS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/embeddings": "input"}
 """The field of each of these routes that the SDK calls `prompt`."""
-NAMES = MappingProxyType({"template_kwargs": "chat_template_kwargs"})
+NAMES: Mapping[str, str] = {"template_kwargs": "chat_template_kwargs"}
 OTHER_KINDS = frozenset({"string_type", "list_type", "literal_error", "model_attributes_type"})
 """Errors of values with a wrong type. A field that allows two types has one error for each."""
-TAGS = MappingProxyType({"unknown_role": "role", "union_tag_invalid": "type", "union_tag_not_found": "type"})
+TAGS: Mapping[str, str] = {"unknown_role": "role", "union_tag_invalid": "type", "union_tag_not_found": "type"}
 """Errors of an object that are about the field that names its type."""
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
+NO_NAMES: Mapping[str, str] = {}
 UNDER_V1 = {"/v1/models", "/v1/responses", *TEXT_FIELDS}
 ENDPOINTS = tuple(path.removeprefix("/v1") for path in UNDER_V1)
 """Ends of these paths, which a client appends to its base URL."""
@@ -45,14 +44,12 @@ AZURE = "clients of Azure are not supported: use one of OpenAI, with a base URL 
 ORIGIN = "a page of another origin may use this gateway only if --allowed-origins names it"
 NO_RESPONSES = "this gateway has no Responses API: set the client to chat completions"
 ROUTES = "this is a part of OpenAI's API, and /openapi.json lists all routes"
-INSTEAD = MappingProxyType(
-    {
-        "functions": "tools",
-        "function_call": "tool_choice",
-        "guided_json": "response_format",
-        "structured_outputs": "response_format",
-    }
-)
+INSTEAD: Mapping[str, str] = {
+    "functions": "tools",
+    "function_call": "tool_choice",
+    "guided_json": "response_format",
+    "structured_outputs": "response_format",
+}
 """The fields that do what these older ones, or vLLM's, do elsewhere."""
 PARSING = "There was an error parsing the body"
 """FastAPI's message for a body that is not JSON for a reason other than its grammar: not UTF-8, too deep, or a huge

@@ -20,7 +20,6 @@ from swarm.serving.checking.finished_answer import CheckReport, Result
 from swarm_node.gateway import http_limits
 from swarm_node.http.http_error import REFUSAL
 from swarm_node.metrics.metric_registry import Reading, Registry, start_at_zero
-from swarm_node.node import FirstTokenWait
 
 WINDOW_S = 300.0
 MAX_WAITS = 2000
@@ -122,9 +121,6 @@ class RequestCounter:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         status = "gone"  # the client disconnected before the response began
 
         async def watch(message: Message) -> None:
@@ -157,13 +153,14 @@ class FirstTokenWaits:
         """Record a request whose first token came after `seconds`."""
         self._waits.append((self._clock(), seconds))
 
-    def newest(self) -> FirstTokenWait | None:
-        """Summarize the requests whose first token came in the last WINDOW_S. None means that there were none."""
+    def newest(self) -> tuple[float, float] | tuple[None, None]:
+        """Return the median and the 95th percentile, in seconds, of the requests whose first token came in the last
+        WINDOW_S. None means that there were none."""
         since = self._clock() - WINDOW_S
         while self._waits and self._waits[0][0] < since:
             self._waits.popleft()
         waits = sorted(seconds for _, seconds in self._waits)
-        return FirstTokenWait(p50_s=_rank(waits, 50), p95_s=_rank(waits, 95)) if waits else None
+        return (_rank(waits, 50), _rank(waits, 95)) if waits else (None, None)
 
 
 def _rank(waits: list[float], percent: int) -> float:

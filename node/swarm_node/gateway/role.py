@@ -87,9 +87,7 @@ class GatewayRole(NodeRole):
                 convictions=convictions,
             )
             if self._options.keys is not None:
-                self._options.keys.on_unusable = lambda message, remedy: node.emitter.emit(
-                    "warning", message=message, remedy=remedy
-                )
+                self._options.keys.on_unusable = node.emitter.warning
             node.activity.spot_checks = partial(spot_check_status, client.checks)
             # close the client before the writer thread: until then it hands findings to that thread
             with writer:
@@ -100,7 +98,7 @@ class GatewayRole(NodeRole):
     async def _answer(self, node: Node, client: AsyncClient) -> None:
         await client.warm_up()
         gateway = create_app(client, replace(self._options, registry=node.metrics, traces=node.traces))
-        node.activity.first_token = gateway.state.first_tokens.newest
+        node.activity.first_token_s = gateway.state.first_tokens.newest
         if not node.config.dashboard:
             await self._serve(node, gateway)
             return

@@ -4,10 +4,10 @@ served."""
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from swarm.client import AsyncClient, ModelStatus
+from swarm.newest_items import NewestItems
 from swarm.router.revisions import short_revision, split_pin
 from swarm_protocol.errors import first_few
 
@@ -23,7 +23,7 @@ class Models:
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self._seen: OrderedDict[str, int] = OrderedDict()
+        self._seen = NewestItems[str, int](http_limits.MAX_SEEN_MODELS)
 
     async def all(self) -> ModelList:
         return ModelList(object="list", data=[self._object(model) for model in await self._client.models()])
@@ -85,10 +85,7 @@ class Models:
         )
 
     def _object(self, model: ModelStatus) -> ServedModel:
-        created = self._seen.setdefault(model.name, int(time.time()))
-        self._seen.move_to_end(model.name)
-        if len(self._seen) > http_limits.MAX_SEEN_MODELS:
-            self._seen.popitem(last=False)
+        created = self._seen[model.name] = self._seen.get(model.name) or int(time.time())
         return ServedModel(
             id=model.name,
             object="model",

@@ -51,8 +51,7 @@ class KnownHosts:
         self._names = frozenset({config.host.lower(), *config.allowed_hosts})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).getlist("host") if scope["type"] == "http" else []
-        for host in given:
+        for host in Headers(scope=scope).getlist("host"):
             if not self._knows(host):
                 refusal = HttpError(
                     MISDIRECTED,
@@ -94,7 +93,7 @@ class TrustedProxies:
         self._trusted = [ipaddress.ip_network(network) for network in trusted]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and self._trusted and scope.get("client"):
+        if self._trusted and scope.get("client"):
             host, port = scope["client"]
             scope = {**scope, "client": (self._visitor(host, Headers(scope=scope)), port)}
         await self._app(scope, receive, send)

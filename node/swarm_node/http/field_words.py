@@ -7,50 +7,45 @@ repeated.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 MAX_GIVEN_CHARS = 40
 """The most characters of a value that is repeated. For a longer value, its type is named."""
 
-WANTED = MappingProxyType(
-    {
-        "bool_type": "true or false",
-        "dict_type": "a JSON object",
-        "float_parsing": "a number",
-        "float_type": "a number",
-        "int_from_float": "an integer",
-        "int_parsing": "an integer",
-        "int_type": "an integer",
-        "list_type": "a list",
-        "literal_error": "{expected}",
-        "model_attributes_type": "a JSON object",
-        "string_or_list": "a string or a list",
-        "string_type": "a string",
-        "union_tag_invalid": "one of {expected_tags}",
-        "unknown_role": "{expected}",
-        "vocabulary_index": "a token id, such as 50256",
-    }
-)
+WANTED: Mapping[str, str] = {
+    "bool_type": "true or false",
+    "dict_type": "a JSON object",
+    "float_parsing": "a number",
+    "float_type": "a number",
+    "int_from_float": "an integer",
+    "int_parsing": "an integer",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "literal_error": "{expected}",
+    "model_attributes_type": "a JSON object",
+    "string_or_list": "a string or a list",
+    "string_type": "a string",
+    "union_tag_invalid": "one of {expected_tags}",
+    "unknown_role": "{expected}",
+    "vocabulary_index": "a token id, such as 50256",
+}
 """The allowed types, for each of pydantic's errors about a value of another type."""
 
-WORDS = MappingProxyType(
-    {
-        "finite_number": "it is not a finite number",
-        "greater_than": "it must be greater than {gt}",
-        "greater_than_equal": "it must be at least {ge}",
-        "less_than": "it must be less than {lt}",
-        "less_than_equal": "it must be at most {le}",
-        "missing": "it is missing",
-        "string_pattern_mismatch": "it does not match {pattern}",
-        "string_too_long": "it must have at most {max_length} characters",
-        "string_too_short": "it must not be empty",
-        "string_unicode": "it is not valid Unicode",
-        "too_long": "it must have at most {max_length} items",
-        "too_short": "it must not be empty",
-        "union_tag_not_found": "it is missing",
-    }
-)
+WORDS: Mapping[str, str] = {
+    "finite_number": "it is not a finite number",
+    "greater_than": "it must be greater than {gt}",
+    "greater_than_equal": "it must be at least {ge}",
+    "less_than": "it must be less than {lt}",
+    "less_than_equal": "it must be at most {le}",
+    "missing": "it is missing",
+    "string_pattern_mismatch": "it does not match {pattern}",
+    "string_too_long": "it must have at most {max_length} characters",
+    "string_too_short": "it must not be empty",
+    "string_unicode": "it is not valid Unicode",
+    "too_long": "it must have at most {max_length} items",
+    "too_short": "it must not be empty",
+    "union_tag_not_found": "it is missing",
+}
 """The messages of pydantic's other errors."""
 
 

@@ -67,7 +67,7 @@ async def serving(
     config = uvicorn.Config(
         CutAnswers(app),
         http=bounded_protocol(max_connections or default_max_connections()),
-        ws="none",
+        ws="none",  # so middlewares get nothing but HTTP requests
         lifespan="off",
         log_config=None,
         log_level="error",  # at level "warning" anyone could fill the log with invalid requests

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from urllib.parse import urlsplit
 
 from swarm_protocol import limits
@@ -34,7 +33,7 @@ MIN_MONTHLY_BYTES, MAX_MONTHLY_BYTES = 10**9, 10**18
 _MAX_SIZE_CHARS = 20
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s?([a-z]*)", re.ASCII)
-_DURATION_UNITS_S: Mapping[str, float] = MappingProxyType({"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0})
+_DURATION_UNITS_S: Mapping[str, float] = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 MAX_DURATION_S = 366 * 86400.0
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)", re.IGNORECASE | re.ASCII)
 
@@ -276,7 +275,7 @@ def number(low: float, high: float) -> Callable[[str], float]:
     return parse
 
 
-_NO_SYNONYMS: Mapping[str, str] = MappingProxyType({})
+_NO_SYNONYMS: Mapping[str, str] = {}
 
 
 def one_of(*choices: str, synonyms: Mapping[str, str] = _NO_SYNONYMS) -> Callable[[str], str]:

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
@@ -96,14 +96,6 @@ class StartupSteps:
         self._emitter.emit("step", number=self._num_done, of=self._num_steps, title=title, detail=detail)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstTokenWait:
-    """Seconds from a request's admission to its first token: the median, and the 95th percentile."""
-
-    p50_s: float
-    p95_s: float
-
-
 @dataclass(slots=True, kw_only=True)
 class Activity:
     """The current activity. The role writes it, and `status` reads it."""
@@ -113,8 +105,9 @@ class Activity:
     serving: ServingStatus | None = None
     waits: Callable[[TrainingStatus], TrainingStatus] = lambda training: training
     """Set by a trainer: adds what it waits for, and other facts about its run."""
-    first_token: Callable[[], FirstTokenWait | None] = lambda: None
-    """Set by a gateway: how long recent requests waited for their first token."""
+    first_token_s: Callable[[], tuple[float, float] | tuple[None, None]] = lambda: (None, None)
+    """Set by a gateway: how many seconds recent requests waited for their first token, as median and 95th
+    percentile."""
     spot_checks: Callable[[], SpotCheckStatus | None] = lambda: None
     """Set by a gateway: what its spot checks have found."""
     convicted_servers: Callable[[], tuple[str, ...]] = tuple
@@ -176,8 +169,7 @@ class Node:
             return
         speeds = self.hardware.speeds
         free_bytes, _ = self.hardware.read_memory()
-        first_token = self.activity.first_token()
-        pause = self.break_now
+        first_token_p50_s, first_token_p95_s = self.activity.first_token_s()
         record = NodeRecord(
             name=self.config.name,
             version=software_version(),
@@ -192,17 +184,15 @@ class Node:
             started_at=self.started_at,
             state="leaving" if self.shutdown.leaving.is_set() else "alive",
             role=self.role,
-            first_token_p50_s=first_token.p50_s if first_token else None,
-            first_token_p95_s=first_token.p95_s if first_token else None,
-            pause=pause.pause if pause else "",
-            lends_again_at=pause.until if pause else None,
+            first_token_p50_s=first_token_p50_s,
+            first_token_p95_s=first_token_p95_s,
+            **self._rest(),
             paths=count_paths(self.peer_paths()),
         )
         self.membership.announce(record)
 
     async def status(self) -> StatusReply:
-        pause, lending = self.break_now, self.lending
-        paths = self.peer_paths()
+        lending, paths = self.lending, self.peer_paths()
         return StatusReply(
             peer_id=self.network.peer_id,
             name=self.config.name,
@@ -217,8 +207,7 @@ class Node:
             training=self.activity.waits(self.activity.training) if self.activity.training else None,
             serving=self.activity.serving,
             memory_bytes=resident_bytes(),
-            pause=pause.pause if pause else "",
-            lends_again_at=pause.until if pause else None,
+            **self._rest(),
             month_bytes=lending.month.num_bytes if lending.budget_bytes else 0,
             month_budget_bytes=lending.budget_bytes,
             paths=count_paths(paths),
@@ -228,6 +217,11 @@ class Node:
             spot_checks=self.activity.spot_checks(),
             convicted_servers=self.activity.convicted_servers(),
         )
+
+    def _rest(self) -> dict[str, Any]:
+        """Return why this node lends nothing now, and until when, as its record and its status say it."""
+        rest = self.break_now
+        return {"pause": rest.pause, "lends_again_at": rest.until} if rest else {}
 
     def _limit_status(self) -> LimitStatus:
         config, now_s = self.config, asyncio.get_running_loop().time()

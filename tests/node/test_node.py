@@ -15,7 +15,7 @@ from swarm_node.gateway.role import GatewayRole
 from swarm_node.lending.lending import Lending
 from swarm_node.lending.traffic_count import LinkUse
 from swarm_node.machine.hardware import Hardware, Speeds
-from swarm_node.node import Activity, FirstTokenWait, Node, RoleName
+from swarm_node.node import Activity, Node, RoleName
 from swarm_node.roles.helper import StandbyRole
 from swarm_node.roles.seed import SeedRole
 from swarm_node.roles.volunteer import VolunteerRole
@@ -70,7 +70,7 @@ def test_record_has_the_role_of_the_node(role: RoleName) -> None:
 
 
 def test_record_of_a_gateway_has_the_waiting_time_of_requests() -> None:
-    activity = Activity(first_token=lambda: FirstTokenWait(p50_s=0.5, p95_s=2.0))
+    activity = Activity(first_token_s=lambda: (0.5, 2.0))
     record = record_of(activity, "gateway")
     assert (record.first_token_p50_s, record.first_token_p95_s) == (0.5, 2.0)
 

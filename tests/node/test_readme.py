@@ -15,7 +15,8 @@ from swarm_node import cli, network_snapshot
 from swarm_node.dashboard import app as dashboard_app
 from swarm_node.dashboard import live
 from swarm_node.dashboard.app import combined, create_dashboard
-from swarm_node.dashboard.history.retention import DAY_S, RetentionLimits
+from swarm_node.dashboard.history.retention import RetentionLimits
+from swarm_node.formatting import DAY_S
 from swarm_node.gateway.app import create_app
 from swarm_node.metrics import exporter
 from swarm_node.settings.config import SETTINGS

@@ -10,9 +10,10 @@ from pathlib import Path
 from sqlalchemy import Connection
 from swarm_node.dashboard.history import reader
 from swarm_node.dashboard.history.recorder import Fact, FactRecorder, PresenceFact, SamplesFact, SeriesSample, StepFact
-from swarm_node.dashboard.history.retention import DAY_S, HOUR_S, Retention, RetentionLimits
+from swarm_node.dashboard.history.retention import HOUR_S, Retention, RetentionLimits
 from swarm_node.dashboard.history.store import Store, open_store
 from swarm_node.dashboard.views import StepView
+from swarm_node.formatting import DAY_S
 
 START = 1_800_000_000.0
 DAYS = 30

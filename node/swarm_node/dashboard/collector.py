@@ -23,11 +23,10 @@ from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.history.history import DashboardHistory
-from swarm_node.dashboard.history.reader import Turnover
-from swarm_node.dashboard.history.retention import DAY_S
+from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_STEPS, Turnover
 from swarm_node.dashboard.history.store import sqlite_file, url_of
 from swarm_node.dashboard.model_views import current_view, server_view
-from swarm_node.dashboard.run_follower import MAX_REFUSALS, MAX_STEPS, FetchRun, RunFollower
+from swarm_node.dashboard.run_follower import FetchRun, RunFollower
 from swarm_node.dashboard.run_views import (
     RunFacts,
     ban_views,
@@ -56,7 +55,7 @@ from swarm_node.dashboard.views import (
     RunDetail,
     Series,
 )
-from swarm_node.formatting import shown
+from swarm_node.formatting import DAY_S, shown
 from swarm_node.network_snapshot import Listed, NetworkPoller, NetworkSnapshot
 from swarm_node.node import Node
 from swarm_node.settings.config import Config
@@ -70,7 +69,7 @@ PATIENCE_S = 4.0
 MAX_GONE = 1000
 """Maximum number of nodes that are listed as gone, since anyone can create any number of nodes."""
 
-GONE_S = 24 * 3600.0
+GONE_S = DAY_S
 """Time in seconds for which a node that went is still listed, as gone."""
 
 logger = logging.getLogger(__name__)
@@ -339,7 +338,7 @@ def daemon_collector(node: Node) -> AbstractAsyncContextManager[Collector]:
     """Run a daemon's collector, like `running_collector`."""
 
     def warn(error: SwarmError) -> None:
-        node.emitter.emit("warning", message=error.message, remedy=error.remedy)
+        node.emitter.warning(error.message, error.remedy)
 
     place = node.config.history or node.home.path / "history.sqlite"
     return running_collector(node.network, node.membership, node.config, place, node.peer_paths, on_warning=warn)

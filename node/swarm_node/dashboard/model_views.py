@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from types import MappingProxyType
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -30,7 +29,7 @@ V = TypeVar("V")
 Names = Mapping[str, str]
 """Printable names of nodes, by peer id."""
 
-NOBODY: Mapping[str, str] = MappingProxyType({})
+NOBODY: Mapping[str, str] = {}
 
 Spans = tuple[tuple[int, int], ...]
 

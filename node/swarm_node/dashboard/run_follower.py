@@ -25,6 +25,7 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
 from swarm_node.dashboard.history.history import DashboardHistory
+from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_STEPS
 from swarm_node.dashboard.history.recorder import StepFact
 from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, active, end_of, num_parameters, step_view
 from swarm_node.dashboard.views import RefusalView, StepView
@@ -43,8 +44,6 @@ FetchRun = Callable[[Network, str, str], Awaitable[SignedRun]]
 """`fetch(network, peer_id, run_id)` returns the run's file from one member, checked against its id. Raises
 SwarmError."""
 
-MAX_STEPS = 500
-MAX_REFUSALS = 100
 MAX_OPEN_STEPS = 8
 """The newest steps for which members may still report measurements. Their records come seconds after a step."""
 

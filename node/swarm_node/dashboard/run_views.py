@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from types import MappingProxyType
 from typing import Literal
 
 from swarm.network.link_diagnosis import SlowLink
@@ -19,18 +18,17 @@ from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
-from swarm_node.dashboard.history.reader import ContributionTotal, evenly
+from swarm_node.dashboard.history.reader import MAX_CONTRIBUTORS, ContributionTotal, evenly
 from swarm_node.dashboard.views import BanView, ContributorView, RunView, StepView
 from swarm_node.formatting import plural, shown, utc
 from swarm_node.network_snapshot import Listed
 
 MAX_LOSSES = 60
-MAX_CONTRIBUTORS = 1000
 MAX_BANS = 100
 PHASES = ("interval", "group", "reduce", "commit", "apply")
 
 Names = Mapping[str, str]
-NO_NAMES: Names = MappingProxyType({})
+NO_NAMES: Names = {}
 Trainers = Mapping[str, TrainerRecord]
 
 

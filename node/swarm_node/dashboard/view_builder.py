@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from types import MappingProxyType
 
 from swarm.network.discovery.peer_names import check_peer, is_named
 from swarm.network.multiaddr import is_relayed
@@ -36,7 +35,7 @@ from swarm_node.dashboard.views import (
     RunView,
     ServerView,
 )
-from swarm_node.formatting import REACHES, reach, shown
+from swarm_node.formatting import DAY_S, REACHES, reach, shown
 from swarm_node.network_snapshot import NetworkSnapshot
 from swarm_node.roles.seed import join_command
 
@@ -46,7 +45,7 @@ MAX_SHARED_NAME_CHARS = 36
 """Maximum length of a name that is followed by the end of a peer id: pages show 48 characters."""
 _LIKE_ENDING = re.compile(r"…\S*$")
 
-MONTH_S = 30 * 86400.0
+MONTH_S = 30 * DAY_S
 STEP_BYTES = 2**20
 """The bytes of a path are rounded down to multiples of this, so that views change rarely."""
 
@@ -61,7 +60,7 @@ class SnapshotViews:
     runs: Mapping[str, RunView]
 
 
-NO_PUBLISHERS: Mapping[bytes, str] = MappingProxyType({})
+NO_PUBLISHERS: Mapping[bytes, str] = {}
 
 
 class ViewBuilder:

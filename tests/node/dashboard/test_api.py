@@ -19,7 +19,7 @@ from support.dashboard_swarms import example_source
 from swarm_node.dashboard import app as dashboard_app
 from swarm_node.dashboard.app import combined, create_dashboard
 from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.run_follower import MAX_STEPS
+from swarm_node.dashboard.history.reader import MAX_STEPS
 from swarm_node.dashboard.run_views import PHASES
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, StepView
 from swarm_node.formatting import MAX_SHOWN_CHARS, shown

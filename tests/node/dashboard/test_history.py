@@ -12,9 +12,10 @@ from support.history_places import place, postgres  # noqa: F401
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import Turnover
 from swarm_node.dashboard.history.recorder import SeriesSample, StepFact
-from swarm_node.dashboard.history.retention import DAY_S, HOUR_S, RetentionLimits
+from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
 from swarm_node.dashboard.history.writer import WriterTiming
 from swarm_node.dashboard.views import ChangeEvent, RefusalView, StepView
+from swarm_node.formatting import DAY_S
 
 NOW = 1_800_000_000.0
 HOSTILE = [

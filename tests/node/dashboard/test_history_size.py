@@ -8,8 +8,9 @@ import pytest
 from support.history_month import START, check_month, commit, tidy
 from swarm_node.dashboard.history import reader, recorder
 from swarm_node.dashboard.history.recorder import FactRecorder, PresenceFact
-from swarm_node.dashboard.history.retention import DAY_S, HOUR_S, Retention, RetentionLimits
+from swarm_node.dashboard.history.retention import HOUR_S, Retention, RetentionLimits
 from swarm_node.dashboard.history.store import open_store
+from swarm_node.formatting import DAY_S
 
 
 @pytest.fixture(autouse=True)

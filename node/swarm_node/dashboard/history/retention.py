@@ -25,9 +25,9 @@ from swarm_node.dashboard.history.schema import (
     steps,
 )
 from swarm_node.dashboard.history.store import Store
+from swarm_node.formatting import DAY_S
 
 HOUR_S = 3600.0
-DAY_S = 24 * HOUR_S
 
 RAW_S = 5
 MINUTE_S = 60

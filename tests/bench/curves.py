@@ -24,7 +24,7 @@ from torch import Tensor
 
 EVERY_STEPS = 100
 """Inner steps between two points of a curve."""
-NUM_BATCHES = 32
+NUM_WINDOWS = 512
 """The number of validation batches, equal for all points: 65k tokens."""
 
 
@@ -95,8 +95,8 @@ class Replicas:
         else:
             self.theta_N = self._loops[0].flat()
 
-    def loss(self, num_batches: int) -> float:
-        return self._loops[0].held_out_loss(self.theta_N, num_batches)
+    def loss(self, num_windows: int) -> float:
+        return self._loops[0].held_out_loss(self.theta_N, num_windows)
 
     def _arranged(self, method: Method) -> Tensor:
         """Return weights in the order of one fragment, arranged for the method's fragments."""
@@ -124,12 +124,12 @@ def train(method: Method) -> Curve:
     started, run, replicas = time.perf_counter(), method.run, Replicas(method)
     tokens_a_step = method.num_replicas * run.inner.batch_windows * run.data.window_tokens
     before = method.first_sample * run.data.window_tokens
-    points = [(before, replicas.loss(NUM_BATCHES))]
+    points = [(before, replicas.loss(NUM_WINDOWS))]
     for step in range(1, run.outer_steps + 1):
         replicas.interval(step)
         num_steps = step * run.interval_steps
         if num_steps % EVERY_STEPS < run.interval_steps or step == run.outer_steps:
-            points.append((before + num_steps * tokens_a_step, replicas.loss(NUM_BATCHES)))
+            points.append((before + num_steps * tokens_a_step, replicas.loss(NUM_WINDOWS)))
     seconds = time.perf_counter() - started
     return Curve(name=method.name, points=tuple(points), seconds=seconds, theta_N=replicas.theta_N)
 

@@ -27,7 +27,7 @@ from swarm.trust.standard_aggregators import get_aggregator
 from swarm_compression import get_codec
 from torch import Tensor
 
-NUM_BATCHES = 8
+NUM_WINDOWS = 128
 """The number of validation batches."""
 
 RUN = RunConfig(
@@ -109,7 +109,7 @@ class LyingRun:
             delta_MN = torch.stack([self._delta(step, index) for index in range(len(self._loops))])
             delta_MN[-1] = self._lie(delta_MN[-1], delta_MN[:-1])
             apply_outer_step(self._theta_N, self._momentum_N, self._reduced(delta_MN), RUN.outer)
-        loss = self._loops[0].held_out_loss(self._theta_N, NUM_BATCHES)
+        loss = self._loops[0].held_out_loss(self._theta_N, NUM_WINDOWS)
         return Ending(loss=loss, least_kept=min(self._kept))
 
     def _delta(self, step: int, index: int) -> Tensor:

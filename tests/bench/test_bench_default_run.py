@@ -32,7 +32,7 @@ def test_default_run_ten_outer_steps_halve_the_loss() -> None:
     codec = get_codec(run.codec)
     state = ReplicaState.initial(initial_theta(run))
     num_values, cursor = state.theta_N.numel(), Cursor()
-    first = loops["a"].held_out_loss(state.theta_N, 6)
+    first = loops["a"].held_out_loss(state.theta_N, 96)
     print(f"\nouter step  loss   tokens/s a core\n{0:10}  {first:.3f}")
     for step in range(1, NUM_OUTER_STEPS + 1):
         issued = leases(cursor, MEMBERS, run.samples_per_interval)
@@ -44,7 +44,7 @@ def test_default_run_ten_outer_steps_halve_the_loss() -> None:
         apply_outer_step(state.theta_N, state.momentum_N, codec.decode(codec.encode(mean_N), num_values), run.outer)
         used = {member: result.num_samples for member, result in zip(MEMBERS, results, strict=True)}
         cursor = advance(cursor, MEMBERS, run.samples_per_interval, used)
-        loss = loops["a"].held_out_loss(state.theta_N, 6)
+        loss = loops["a"].held_out_loss(state.theta_N, 96)
         tokens_per_s = sum(each.num_tokens for each in results) / sum(each.seconds for each in results)
         print(f"{step:10}  {loss:.3f}  {tokens_per_s:8.0f}")
     assert cursor.num_committed == NUM_OUTER_STEPS * len(MEMBERS) * run.samples_per_interval

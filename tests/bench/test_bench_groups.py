@@ -50,7 +50,7 @@ NUM_GROUPS = NUM_REPLICAS // GROUP_SIZE
 OUTER_STEPS, INTERVAL_STEPS = 24, 10
 MIXING_STEPS = 4
 SEEDS = (0, 1, 2)
-NUM_BATCHES = 16
+NUM_WINDOWS = 256
 STATE_VECTORS = 8
 """The size of a state's weights and momentum in fp32, in V."""
 ALPHA, BETA, GAMMA = 0.5, 0.7, 0.9
@@ -129,7 +129,7 @@ class Bench:
         return (order[start : start + GROUP_SIZE] for start in range(0, NUM_REPLICAS, GROUP_SIZE))
 
     def loss(self, theta_N: Tensor) -> float:
-        return self._loops[0].held_out_loss(theta_N, NUM_BATCHES)
+        return self._loops[0].held_out_loss(theta_N, NUM_WINDOWS)
 
     def result(self, thetas: Sequence[Tensor]) -> Result:
         mean_N = torch.stack(list(thetas)).mean(0)

@@ -187,7 +187,7 @@ def test_fresh_moments_cost_little_loss() -> None:
             trained = Trained(run, corpus)
             for step in range(1, FEW_STEPS + 1):
                 trained.apply(trained.take(step))
-            losses[optimizer, fresh] = trained.loop.held_out_loss(trained.state.theta_N, 6)
+            losses[optimizer, fresh] = trained.loop.held_out_loss(trained.state.theta_N, 96)
             report.row(optimizer, **{"fresh_moments" if fresh else "kept_moments": losses[optimizer, fresh]})
     report.show()
     for optimizer in ("adamw", "muon"):

@@ -156,11 +156,8 @@ class SyntheticInner:
     def flat(self, where: slice = slice(None)) -> Tensor:
         return self.corrupt(self.theta_N)[where].clone()
 
-    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:
+    def held_out_loss(self, theta_N: Tensor, num_windows: int = 1, draw: int = 0) -> float:
         return float((theta_N - self.target_N).square().mean())
-
-    def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
-        return self.held_out_loss(theta_N, 1)
 
     def close(self) -> None:
         self.is_closed = True

@@ -218,7 +218,6 @@ def _print_run(emitter: Emitter, path: Path, found: InspectedRun) -> None:
 
 def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     from swarm.training.round.quorum import Succession  # noqa: PLC0415
-    from swarm.training.run.run_model import is_module_run  # noqa: PLC0415
 
     from swarm_node.commands.run_pinning import described_data  # noqa: PLC0415
 
@@ -231,7 +230,7 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
         yield f"signature  valid: {run.peer_id}, {moment(run.issued_at)}"
     yield f"model      {config.model.get('model_type')}, {cost.num_parameters:,} parameters"
     optimizer, unit = f" ({config.inner.optimizer})", "tokens"
-    if is_module_run(config):
+    if config.trains_module:
         optimizer, unit = "", "samples"
         yield "data       read by the author's own module, which also defines the inner optimizer"
     else:

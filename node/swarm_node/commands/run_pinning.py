@@ -10,7 +10,7 @@ from swarm.training.data.corpus import load_corpus
 from swarm.training.data.hub import commit_of_data_set, commit_of_tokenizer
 from swarm.training.data.local_data import LocalData
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_model import check_model, initial_theta, is_module_run
+from swarm.training.run.run_model import check_model, initial_theta
 from swarm.training.run.run_tables import LOCAL, DataConfig
 from swarm.training.run.settings import is_hub_id
 from swarm.training.state.replica_state import MAX_DRAWN_VALUES, genesis_digest
@@ -32,7 +32,7 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
     """
     if pin and unpinned:
         raise UsageError("--pin and --unpinned contradict each other", remedy="give one of them")
-    if unpinned or is_module_run(run):
+    if unpinned or run.trains_module:
         return {("data", key): "" for key in ("digest", "revision", "tokenizer_revision")}
     commits = hub_pins(run.data)
     lacking = {
@@ -107,7 +107,7 @@ def start_pins(run: RunConfig, config: Config, emitter: Emitter) -> PinnedValues
     checkpoint cannot be loaded or does not fit the run's model.
     """
     check_source(run.start, config.start)
-    if is_module_run(run):
+    if run.trains_module:
         return {}
     if not run.start.checkpoint:
         return {("start", "genesis"): _drawn_genesis(run, emitter)}

@@ -69,7 +69,7 @@ def losses(members: list[Member]) -> tuple[float, float]:
     state = members[0].trainer.state
     assert state is not None
     honest = SyntheticInner(num_values=state.theta_N.numel())
-    return honest.held_out_loss(torch.zeros_like(state.theta_N), 1), honest.held_out_loss(state.theta_N, 1)
+    return honest.held_out_loss(torch.zeros_like(state.theta_N)), honest.held_out_loss(state.theta_N)
 
 
 @pytest.mark.parametrize(("aggregator", "attack"), [("median", "huge"), *((each, "sign-flipped") for each in ROBUST)])
@@ -204,7 +204,7 @@ def test_warnings_name_settings_that_cannot_lose_a_member_or_protect_nothing(
 def test_run_mixes_nearest_neighbours_by_default_unless_it_was_signed_before() -> None:
     run = RunConfig(name="run")
     assert run.aggregator_for(10).mixing == NearestNeighbours(liar_share=0.34, reach=1.2)
-    assert run.cluster_aggregator(3).mixing == NearestNeighbours()
+    assert run.aggregator_for(3, in_cluster=True).mixing == NearestNeighbours()
     assert LATER_SETTINGS["pre_aggregation"] == "none"
     assert "pre_aggregation" not in identifying_mapping(RunConfig(name="run", pre_aggregation="none"))
     assert RunConfig(name="run", pre_aggregation="none").aggregator_for(10).mixing is None

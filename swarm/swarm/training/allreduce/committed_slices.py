@@ -123,9 +123,7 @@ class MadePart:
     def keep(self, peer: str, data: bytes) -> None:
         """Keep the next frame of `peer`'s slices. Raises RoundError after `drop`: a slice may arrive when the step is
         over."""
-        if not self._slices:
-            raise RoundError("the step is over")
-        self._slices[peer].append(data)
+        self._held()[peer].append(data)
 
     def drop(self) -> None:
         self._slices.clear()
@@ -151,9 +149,7 @@ class MadePart:
     def values_of(self, peer: str) -> tuple[slice, Tensor]:
         """Return the place of the part in the step's vector, and the values [F] that `peer` contributes to it. Raises
         RoundError after `drop`, and CodecError."""
-        if not self._slices:
-            raise RoundError("the step is over")
-        slices = zip(self._part.frames, self._slices[peer], strict=True)
+        slices = zip(self._part.frames, self._held()[peer], strict=True)
         x_F = torch.cat([decode_frame(self._codec, data, num_values(frame)) for frame, data in slices])
         return slice(self._part.frames[0].start, self._part.frames[-1].stop), x_F
 
@@ -164,17 +160,16 @@ class MadePart:
         index = next(index for index, frame in enumerate(frames) if frame.start <= place.start < frame.stop)
         frame, found = frames[index], []
         for member in self._group.contributors:
-            if not self._slices:
-                raise RoundError("the step is over")
-            pieces = self._codec.pieces(
-                self._slices[member.peer_id][index],
-                num_values(frame),
-                place.start - frame.start,
-                place.stop - frame.start,
-            )
+            data = self._held()[member.peer_id][index]
+            pieces = self._codec.pieces(data, num_values(frame), place.start - frame.start, place.stop - frame.start)
             proof = b"".join(self._trees[member.peer_id].proof(leaf, leaf + 1))
             found.append(AuditedSlice(data=b"".join(pieces), proof=proof))
         return found
+
+    def _held(self) -> dict[str, list[bytes]]:
+        if not self._slices:
+            raise RoundError("the step is over")
+        return self._slices
 
 
 def _leaf_digests(codec: Codec, leaf: int, frames: Iterable[tuple[Data, int]]) -> list[bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from swarm_compression import Codec, CodecError
@@ -24,11 +24,11 @@ from swarm.training.allreduce.parts import (
     ReductionScheme,
     cut_leaves,
     decode_frame,
+    encoded_frames,
     leaf_at,
     leaf_values,
     num_leaves,
     num_values,
-    part_frames,
     part_leaves,
 )
 from swarm.trust.kernels import blocks
@@ -108,7 +108,7 @@ def reduced_leaves(
 def part_leaf(codec: Codec, group: Group, part: int, data: Data, index: int) -> bytes:
     """Return leaf `index`, counted within the part, of a part's encoded result."""
     start = (part_leaves(group, part).start + index) * leaf_values(group.num_values)
-    for frame, encoded in _frames(codec, group, part, data):
+    for frame, encoded in encoded_frames(group, part, data, codec):
         if frame.start <= start < frame.stop:
             stop = min(start + leaf_values(group.num_values), frame.stop)
             return b"".join(codec.pieces(encoded, num_values(frame), start - frame.start, stop - frame.start))
@@ -119,19 +119,10 @@ def hashed_part(codec: Codec, group: Group, part: int, data: Data) -> tuple[Hash
     """Return the hash tree over the leaves of a part's encoded result, and the largest magnitude of each leaf's values.
     Raises CodecError if a frame cannot be decoded. Blocks."""
     digests, magnitudes, leaf = list[bytes](), list[float](), leaf_values(group.num_values)
-    for frame, encoded in _frames(codec, group, part, data):
+    for frame, encoded in encoded_frames(group, part, data, codec):
         size_F = decode_frame(codec, encoded, num_values(frame)).abs_()
         digests += map(leaf_digest, cut_leaves(codec, encoded, num_values(frame), leaf))
         whole = len(size_F) // leaf * leaf
         magnitudes += size_F[:whole].view(-1, leaf).amax(dim=1).tolist()
         magnitudes += [float(size_F[whole:].max())] if whole < len(size_F) else []
     return HashTree.of(digests), magnitudes
-
-
-def _frames(codec: Codec, group: Group, part: int, data: Data) -> Iterator[tuple[slice, memoryview]]:
-    """Yield the frames of a part's encoded result, each with its place in the step's vector."""
-    view, at = memoryview(data), 0
-    for frame in part_frames(group, part):
-        stop = at + codec.encoded_bytes(num_values(frame))
-        yield frame, view[at:stop]
-        at = stop

@@ -32,11 +32,13 @@ from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES
 from swarm.network.interface import EndOfStream, FailpointHook, Stream
+from swarm.threads import in_executor
 from swarm.training.allreduce.parts import (
     FRAME_VALUES,
     PartResult,
     ReductionScheme,
     check_frame,
+    encode_slice_into,
     num_values,
     part_leaves,
 )
@@ -228,7 +230,7 @@ class PartStreams:
         self.bytes_sent += len(data)
 
     async def off_loop(self, function: Callable[..., T], *arguments: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *arguments)
+        return await in_executor(self._executor, function, *arguments)
 
     async def _send_slice(self, stream: Stream, part: PartResult, index: int) -> None:
         # in a call of its own, so that no variable holds a slice that was sent
@@ -253,13 +255,7 @@ class PartStreams:
     def _encode(self, frame: slice, buffer: bytearray | memoryview) -> None:
         if (delta_N := self._delta_N) is None:
             raise RoundError("the step is over")
-        try:
-            if self.scheme.feedback is not None:
-                buffer[:] = self.scheme.feedback.encode(delta_N[frame], frame.start)
-            else:
-                self.scheme.codec.encode_into(delta_N[frame], buffer)
-        except CodecError as error:
-            raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
+        encode_slice_into(buffer, self.scheme.codec, self.scheme.feedback, delta_N, frame)
 
 
 class FrameInbox:

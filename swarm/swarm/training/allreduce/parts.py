@@ -11,6 +11,7 @@ This module does not use the network. Shapes: N values of the vector, F values o
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -163,8 +164,20 @@ def check_frame(codec: Codec, data: Data, size: int) -> None:
 
 def encode_slice(codec: Codec, feedback: ErrorFeedback | None, delta_N: Tensor, frame: slice) -> bytes:
     """Return the encoded slice of this member's contribution. Raises RoundError. Blocks."""
+    buffer = bytearray(codec.encoded_bytes(num_values(frame)))
+    encode_slice_into(buffer, codec, feedback, delta_N, frame)
+    return bytes(buffer)
+
+
+def encode_slice_into(
+    buffer: bytearray | memoryview, codec: Codec, feedback: ErrorFeedback | None, delta_N: Tensor, frame: slice
+) -> None:
+    """Write what `encode_slice` returns into `buffer`."""
     try:
-        return feedback.encode(delta_N[frame], frame.start) if feedback else bytes(codec.encode(delta_N[frame]))
+        if feedback is not None:
+            buffer[:] = feedback.encode(delta_N[frame], frame.start)
+        else:
+            codec.encode_into(delta_N[frame], buffer)
     except CodecError as error:
         raise RoundError(f"this member's contribution cannot be encoded: {error}") from error
 
@@ -189,17 +202,28 @@ def decoded_frames(group: Group, parts: Sequence[Data], codec: Codec) -> Iterato
     if len(parts) != len(group.part_values):
         raise IntegrityError(f"{len(parts)} parts of {len(group.part_values)}")
     for index, part in enumerate(parts):
-        view, at = memoryview(part), 0
-        if len(view) != (size := part_bytes(group, index, codec)):
-            raise IntegrityError(f"part {index} has {len(view)} bytes instead of {size}")
-        for frame in part_frames(group, index):
-            stop = at + codec.encoded_bytes(num_values(frame))
+        if len(part) != (size := part_bytes(group, index, codec)):
+            raise IntegrityError(f"part {index} has {len(part)} bytes instead of {size}")
+        for frame, encoded in encoded_frames(group, index, part, codec):
             try:
-                delta_F = decode_frame(codec, view[at:stop], num_values(frame))
+                delta_F = decode_frame(codec, encoded, num_values(frame))
             except CodecError as error:
                 raise IntegrityError(f"part {index} cannot be decoded: {error}") from error
             yield frame, delta_F
-            at = stop
+
+
+def encoded_frames(group: Group, index: int, part: Data, codec: Codec) -> Iterator[tuple[slice, memoryview]]:
+    """Yield the frames of an encoded result of part `index`, each with its place in the vector."""
+    view, at = memoryview(part), 0
+    for frame in part_frames(group, index):
+        stop = at + codec.encoded_bytes(num_values(frame))
+        yield frame, view[at:stop]
+        at = stop
+
+
+def part_digests(parts: Sequence[Data]) -> tuple[bytes, ...]:
+    """Return the digests by which an outcome names its encoded `parts`. Blocks."""
+    return tuple(hashlib.sha256(part).digest() for part in parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,8 +70,8 @@ class Convictions:
         self,
         context: RunContext,
         on_new: Callable[[Ban], None],
-        store: EvidenceStore | None = None,
-        on_accusation: Callable[[IntervalCase], None] | None = None,
+        store: EvidenceStore | None,
+        on_accusation: Callable[[IntervalCase], None],
     ) -> None:
         self._context = context
         self._on_new = on_new
@@ -87,7 +87,8 @@ class Convictions:
         self._working: set[asyncio.Task[None]] = set()
         self._num_showing = 0
         self._sends = asyncio.Semaphore(MAX_SENDING)
-        self._heard = EquivocationWatch(context.network.peer_id, self._convict_soon, self._is_heard)
+        self.heard = EquivocationWatch(context.network.peer_id, self._convict_soon, self._is_heard)
+        """The watch for signed statements of others: two that differ convict their signer."""
         self._certificates = NewestItems[bytes, None](MAX_CERTIFICATES)
 
     @property
@@ -150,11 +151,6 @@ class Convictions:
             self._spawn(self._convict_logged(each))
         await asyncio.shield(self._spawn(self.take(first.to_bytes(), self._context.network.peer_id)))
 
-    @property
-    def heard(self) -> EquivocationWatch:
-        """The watch for signed statements of others: two that differ convict their signer."""
-        return self._heard
-
     def hear(self, certificate: bytes) -> None:
         """Note the votes of a checked certificate of this run."""
         context, digest = self._context, hashlib.sha256(certificate).digest()
@@ -163,7 +159,7 @@ class Convictions:
         self._certificates[digest] = None
         read = Certificate.from_bytes(certificate)
         if read.group:
-            self._heard.certificate(read, context.signatures.read_group(read.group, context.network.now()))
+            self.heard.certificate(read, context.signatures.read_group(read.group, context.network.now()))
 
     async def lapse(self) -> frozenset[str]:
         """Forget the bans that have ended, and return their peers."""
@@ -258,7 +254,7 @@ class Convictions:
         if sender == self._context.network.peer_id:
             liar = case.member.peer_id
             self._send(data, liar, case.step, {*self._context.replica.roster} - {liar})
-        elif self._on_accusation is not None:
+        else:
             self._on_accusation(case)
 
     def _concerns(self, peer: str, step: int, size: int) -> bool:

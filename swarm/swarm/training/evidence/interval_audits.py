@@ -29,6 +29,7 @@ from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 
+from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
 from swarm.training.evidence.bans import Verdict
 from swarm.training.evidence.evidence import open_file, proving
@@ -95,7 +96,7 @@ class IntervalAudits:
         self._convict = convict
         self._is_banned = is_banned
         self._on_event = on_event
-        self._starts: dict[bytes, IntervalStart] = {}
+        self._starts = NewestItems[bytes, IntervalStart](NUM_STARTS)
         self._due = deque[Validation]()
         self._known: set[tuple[str, int]] = set()  # peers and steps
         self._refuted: set[str] = set()
@@ -116,8 +117,6 @@ class IntervalAudits:
             return
         self._known = {(peer, step) for peer, step in self._known if step + 2 * NUM_STARTS > start.step}
         self._starts[outcome.origin_digest] = start
-        while len(self._starts) > NUM_STARTS:
-            del self._starts[next(iter(self._starts))]
         if drawn is not None:
             evidence = WrongInterval(certificate=proof.certificate, peer=drawn.peer, slices=drawn.slices, findings=())
             member = next(each for each in origin.contributors if each.peer_id == drawn.peer)

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from swarm.training.data.corpus import Corpus
 from swarm.training.inner.one_device import (
-    HELD_OUT_WINDOWS,
     ONE_CPU,
     LocalOptions,
     LossFunction,
@@ -139,16 +138,10 @@ class InnerLoop:
         self._device.release_gradient()
         return result
 
-    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:
-        """Return the mean loss of `theta_N` on the first windows of the held-out files. The trained parameters do not
-        change."""
-        starts = range(0, num_batches * HELD_OUT_WINDOWS, HELD_OUT_WINDOWS)
-        x_VT = torch.cat([self._corpus.validation_batch(start, HELD_OUT_WINDOWS) for start in starts])
-        return self._device.loss(theta_N, x_VT) / len(x_VT)
-
-    def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
+    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int = 0) -> float:
         """Return the mean loss of `theta_N` on `num_windows` consecutive windows of the held-out files, or all if there
-        are fewer. `draw`, any whole number, determines the first one. The trained parameters do not change."""
+        are fewer. `draw`, any whole number, determines the first one; with 0 it is the first of the files. The trained
+        parameters do not change."""
         start = draw % max(1, self._corpus.num_validation_windows - num_windows + 1)
         x_VT = self._corpus.validation_batch(start, num_windows)
         return self._device.loss(theta_N, x_VT) / len(x_VT)

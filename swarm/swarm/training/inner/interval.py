@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-HELD_OUT_BATCHES = 4
+NUM_HELD_OUT_WINDOWS = 64
 
 
 class Inner(Protocol):
@@ -63,9 +63,7 @@ class Inner(Protocol):
 
     def flat(self, where: slice = ...) -> Tensor: ...
 
-    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float: ...
-
-    def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float: ...
+    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int = ...) -> float: ...
 
     def close(self) -> None: ...
 
@@ -160,9 +158,9 @@ class Intervals:
         """Replace the values at `where` by `mixing` of themselves and 1 - `mixing` of `theta_F`."""
         await self.off_loop(self.inner.take_in, where, theta_F, mixing)
 
-    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> asyncio.Future[float]:
+    def held_out_loss(self, theta_N: Tensor) -> asyncio.Future[float]:
         """Measure the loss of `theta_N` on held-out data, before all later requests to the thread."""
-        return self.off_loop(self.inner.held_out_loss, theta_N, num_batches)
+        return self.off_loop(self.inner.held_out_loss, theta_N, NUM_HELD_OUT_WINDOWS)
 
     def submit(self, function: Callable[[], T]) -> Future[T]:
         """Call `function` in the thread that trains: after its present work, and before all later requests."""
@@ -281,13 +279,13 @@ class HeldOutLoss:
 
     async def now(self, state: ReplicaState) -> None:
         """Measure `state`. A failure is only a warning, as in `soon`."""
-        await self._report(state.outer_step, self._intervals.held_out_loss(state.theta_N, HELD_OUT_BATCHES))
+        await self._report(state.outer_step, self._intervals.held_out_loss(state.theta_N))
 
     def soon(self, state: ReplicaState, tasks: asyncio.TaskGroup) -> None:
         """Measure `state`, if it is due, before all later requests to the thread that trains."""
         every = self._config.validation_interval
         if every and state.outer_step % every == 0 and state.outer_step < self._config.outer_steps:
-            loss = self._intervals.held_out_loss(state.theta_N, HELD_OUT_BATCHES)
+            loss = self._intervals.held_out_loss(state.theta_N)
             tasks.create_task(self._report(state.outer_step, loss), name="held-out loss")
 
     async def _report(self, step: int, loss: asyncio.Future[float]) -> None:

@@ -23,7 +23,7 @@ from swarm.training.data.corpus import windows_of
 from swarm.training.inner.inner_loop import IntervalResult, take_steps
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_model import check_weights, is_module_run
+from swarm.training.run.run_model import check_weights
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 LossOf: TypeAlias = Callable[[nn.Module, Any], Tensor]
@@ -63,7 +63,7 @@ class ModuleInner:
     """Implements `interval.Inner`. Raises ConfigError or IntegrityError if `own` is not what the run trains."""
 
     def __init__(self, run: RunConfig, own: OwnModule) -> None:
-        if not is_module_run(run):
+        if not run.trains_module:
             raise ConfigError(
                 f"the run trains a {run.model.get('model_type')} that its file describes, not a module of your own",
                 remedy="leave out model, optimizer and loss, or make a run for the module: swarm.trainer.module_run",
@@ -120,12 +120,8 @@ class ModuleInner:
         self._optimizer.zero_grad()  # a round needs the memory for the pseudo-gradient
         return result
 
-    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:  # noqa: ARG002
+    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int = 0) -> float:  # noqa: ARG002
         """Return nan, since the author decides what is held out."""
-        return math.nan
-
-    def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:  # noqa: ARG002
-        """Return nan, as `held_out_loss`."""
         return math.nan
 
     def state(self) -> Mapping[str, Tensor]:

@@ -32,6 +32,7 @@ from swarm_protocol.training_messages import Contribution, Follower
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
+from swarm.threads import in_executor
 from swarm.training.allreduce.part_reduction import PartReducer
 from swarm.training.allreduce.parts import (
     ReductionScheme,
@@ -144,9 +145,8 @@ class ClusterHead:
             for peer, seat in self._seats.items()
             if seat.work is not None and (seat.is_here or peer in self._places)
         }
-        work = asyncio.get_running_loop().run_in_executor(self._context.executor, self._combined, offer, seats)
         try:
-            result, kept_shares = await work
+            result, kept_shares = await in_executor(self._context.executor, self._combined, offer, seats)
         except SwarmError as error:
             logger.warning("going to the round without this member's cluster: %s", error)
             return offer
@@ -229,9 +229,8 @@ class ClusterHead:
 
     async def _frame(self, stream: Stream, frame: slice, peer: str) -> bytes:
         data = await stream.receive()
-        check = asyncio.get_running_loop().run_in_executor
         try:
-            await check(self._context.executor, check_frame, self._context.codec, data, num_values(frame))
+            await in_executor(self._context.executor, check_frame, self._context.codec, data, num_values(frame))
         except CodecError as error:
             raise PeerViolation(f"it sent a bad frame: {error}", peer_id=peer) from error
         return data
@@ -285,7 +284,7 @@ class ClusterHead:
     ) -> tuple[Tensor, Mapping[str, float]]:
         context, num_contributors = self._context, sum(member.num_tokens > 0 for member in members)
         config, setup = context.replica.config, self._setup
-        aggregator = config.cluster_aggregator(num_contributors)
+        aggregator = config.aggregator_for(num_contributors, in_cluster=True)
         scheme = ReductionScheme(codec=context.codec, aggregator=aggregator, probation=config.probation)
         beacon = partial(leaf_beacon, setup.run, setup.step, setup.state_digest)
         reducer = PartReducer(scheme, members, leaf_values(setup.num_values), beacon)

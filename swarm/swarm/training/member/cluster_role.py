@@ -23,6 +23,7 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequest
 
 from swarm.network.interface import EndOfStream, Stream
+from swarm.threads import in_executor
 from swarm.training.allreduce.parts import encode_slice, frames_of
 from swarm.training.member.cluster_head import ALIVE_S, ClusterHead
 from swarm.training.member.interval_loop import IntervalOffer
@@ -145,10 +146,10 @@ class StepFollower:
         await self._send(stream, work.to_bytes())
         if not own.num_tokens or offer.delta_F is None:
             return
-        context, run = self._context, asyncio.get_running_loop().run_in_executor
+        context = self._context
         encode = partial(encode_slice, context.codec, context.feedback(self._setup.step), offer.delta_F)
         for frame in frames_of(self._setup.num_values):
-            await self._send(stream, await run(context.executor, encode, frame))
+            await self._send(stream, await in_executor(context.executor, encode, frame))
 
     async def _send(self, stream: Stream, data: bytes) -> None:
         await stream.send(data)

@@ -78,7 +78,7 @@ class HeldOutEffects:
         where = slice(fragment.start + held.where.start, fragment.start + held.where.stop)
         scale = (fragment.stop - fragment.start) / (where.stop - where.start)
         draw = int.from_bytes(hashlib.sha256(digest + self._context.network.peer_id.encode()).digest()[:8], "big")
-        loss = partial(self._intervals.inner.drawn_loss, num_windows=num_held_out_windows(config), draw=draw)
+        loss = partial(self._intervals.inner.held_out_loss, num_windows=num_held_out_windows(config), draw=draw)
         measuring = self._intervals.off_loop(_effects, loss, config, theta_N, where, scale, held.slices)
         tasks.create_task(self._keep(digest, drawn, measuring), name="measure contributions")
 

@@ -143,10 +143,7 @@ class OuterSteps:
         from others. Return None if neither can be had."""
         context, started = self.context, asyncio.get_running_loop().time()
         try:
-            if (own := await context.replica.find_or_make(context.executor, proof)) is not None:
-                reached = SyncResult(proof=proof, state=own)
-            else:
-                reached = await fetch_state(context, self._membership, proof, records)
+            reached = await fetch_state(context, self._membership, proof, records)
         except SwarmError as error:
             silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
             reason = f"it was committed, but {error.message}; going on from outer step {context.replica.outer_step}"

@@ -7,7 +7,6 @@ that others have reached. `round_driver` owns the tasks. Shapes: F values of the
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -17,7 +16,6 @@ from typing import Any
 
 from swarm_compression import CodecError
 from swarm_compression.codec import Data
-from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
@@ -26,6 +24,7 @@ from swarm_protocol.reduction_messages import ReduceOpening
 from swarm_protocol.training_messages import Group, SignedGroup
 
 from swarm.network.interface import Stream
+from swarm.threads import in_executor
 from swarm.training.allreduce.audit import Auditing, NotAudited
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.committed_slices import committed_tree
@@ -40,7 +39,7 @@ from swarm.training.round.round_events import Event, Recover, Reduced, ReduceFai
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
-from swarm.training.state.state_sync import repair_if_damaged
+from swarm.training.state.state_sync import kept_parts, repair_if_damaged
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +173,7 @@ class Reductions:
             return
         try:
             origin = context.signatures.read_group(signed.group.origin or signed.data, context.network.now()).group
-            parts = await self._kept(outcome)
+            parts = await kept_parts(context, outcome)
             if not (are_given := len(parts) == len(outcome.part_digests)):
                 parts = await context.fetcher.parts(origin, outcome, action.holders, context.codec)
         except SwarmError as error:
@@ -188,17 +187,6 @@ class Reductions:
             if not await self._is_right(auditing, attempt, parts, are_given=are_given):
                 return
         await self._propose(attempt, outcome.origin_digest, origin, parts)
-
-    async def _kept(self, outcome: Outcome) -> tuple[Data, ...]:
-        """Return the outcome's parts if this member got them in the reduction, else an empty tuple. On a slow link,
-        fetching them again takes seconds."""
-        parts, loop = self._context.replica.parts_of(outcome.origin_digest), asyncio.get_running_loop()
-
-        def digests() -> tuple[bytes, ...]:
-            return tuple(hashlib.sha256(part).digest() for part in parts)
-
-        found = await loop.run_in_executor(self._context.executor, digests)
-        return parts if found == outcome.part_digests else ()
 
     async def accept(self, peer: str, opening: ReduceOpening, stream: Stream) -> None:
         """Pass `peer`'s stream to the butterfly of the group that its `opening` names, once this member takes part in
@@ -316,9 +304,8 @@ async def commit_slices(context: RunContext, setup: RoundSetup, offer: IntervalO
     if delta_F is None or not contribution.num_tokens or setup.follows:
         return offer
     encode = partial(encode_slice, context.codec, context.feedback(setup.step), delta_F)
-    work = partial(committed_tree, encode, context.codec, setup.num_values)
     try:
-        tree = await asyncio.get_running_loop().run_in_executor(context.executor, work)
+        tree = await in_executor(context.executor, committed_tree, encode, context.codec, setup.num_values)
     except (CodecError, RoundError) as error:
         logger.warning("this member contributes nothing to outer step %d: %s", setup.step, error)
         nothing = replace(contribution, num_tokens=0, num_samples=0, loss=0.0, followers=())
@@ -335,7 +322,7 @@ async def settle(context: RunContext, setup: RoundSetup, proof: Proof | None) ->
     origin = proof.origin if proof is not None and proof.origin.step == setup.step else None
     counts = origin is not None and has_contributed(setup.me, origin, setup.state_digest, setup.leased)
     work = partial(context.residuals.settle, context.replica.fragment(setup.step), is_committed=counts)
-    await asyncio.get_running_loop().run_in_executor(context.executor, work)
+    await in_executor(context.executor, work)
 
 
 def reduce_failed(attempt: int, error: SwarmError) -> ReduceFailed:

@@ -23,6 +23,7 @@ from swarm_protocol.reduction_messages import ReduceOpening
 from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.network.interface import Stream
+from swarm.threads import in_executor
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.member.cluster_role import ClusterRole
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
@@ -359,7 +360,7 @@ class RoundDriver:
             return
         parts = self._context.replica.parts_of(own_vote.vote.outcome.origin_digest) if own_vote is not None else ()
         promise = replace(self.promise, parts=parts)
-        await asyncio.get_running_loop().run_in_executor(self._context.executor, store.write, promise)
+        await in_executor(self._context.executor, store.write, promise)
         self._kept = bound
 
     def _work(self, action: Ask | Reduce | Recover) -> Coroutine[Any, Any, None]:

@@ -17,6 +17,7 @@ from swarm_protocol.reduction_messages import GroupRequest, ReduceOpening
 from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.network.interface import Stream
+from swarm.newest_items import NewestItems
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.member.peer_calls import POLL_S
 from swarm.training.member.round_driver import RoundDriver
@@ -49,7 +50,7 @@ class RoundService:
         self._driver: RoundDriver | None = None
         self._changed = asyncio.Event()
         self._closed = False
-        self._shown: dict[str, tuple[float, int]] = {}
+        self._shown = NewestItems[str, tuple[float, int]](MAX_WATCHERS)
         """The time of the last answer to each peer that watches, and the outer step that it was shown."""
 
     @property
@@ -114,10 +115,7 @@ class RoundService:
             known, attempt = self._driver.known, self._driver.attempt
         replica = self._context.replica
         if wanted.watches:
-            self._shown.pop(peer, None)  # so that the last to ask comes last
             self._shown[peer] = asyncio.get_running_loop().time(), replica.outer_step
-            if len(self._shown) > MAX_WATCHERS:
-                del self._shown[next(iter(self._shown))]
         return Standing(
             outer_step=replica.outer_step,
             state_digest=replica.digest,

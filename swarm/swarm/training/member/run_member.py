@@ -30,7 +30,7 @@ from torch import Tensor
 
 from swarm.network.interface import FailpointHook, Network, no_failpoints
 from swarm.network.membership import Membership
-from swarm.threads import in_own_thread
+from swarm.threads import in_executor, in_own_thread
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
 from swarm.training.evidence.bans import Ban
@@ -305,8 +305,7 @@ class RunMember:
         )
 
     async def _first_state(self, theta_N: Tensor) -> ReplicaState:
-        make, overlap_steps = ReplicaState.initial, self._run.config.overlap_steps
-        return await asyncio.get_running_loop().run_in_executor(self._executor, make, theta_N, overlap_steps)
+        return await in_executor(self._executor, ReplicaState.initial, theta_N, self._run.config.overlap_steps)
 
     async def _open(self) -> OuterSteps:
         """Create the outer steps, and start to answer peers."""

@@ -24,6 +24,7 @@ from swarm_protocol.commit_messages import Outcome, Vote
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, reason_of
 from swarm_protocol.training_messages import Ready
 
+from swarm.training.allreduce.parts import part_digests
 from swarm.training.round.round_state import HeldLock, OwnPrepareVote, RoundState, with_coordinator
 
 logger = logging.getLogger(__name__)
@@ -194,7 +195,7 @@ class PromiseFile:
             parts = tuple(_split(path.read_bytes()))
         except OSError:
             return ()
-        if tuple(hashlib.sha256(part).digest() for part in parts) == voted.part_digests:
+        if part_digests(parts) == voted.part_digests:
             return parts
         with suppress(OSError):
             path.unlink()

@@ -22,6 +22,7 @@ from swarm.training.run.settings import (
     check_fields,
     choice,
     describe,
+    flag,
     matching,
     number,
     setting,
@@ -101,12 +102,7 @@ class RunConfig:
         0.0, 0.0, 0.9999, "Share of its own weights that a member keeps when it applies a result; for overlap_steps."
     )
     codec: str = choice("int8", CODECS, f"Encoding of the contributions: {', '.join(CODECS)}.")
-    error_feedback: bool = setting(
-        False,
-        "Add the codec's rounding error of each contribution to the next one.",
-        lambda value: isinstance(value, bool),
-        "use true or false",
-    )
+    error_feedback: bool = flag(False, "Add the codec's rounding error of each contribution to the next one.")
     aggregator: str = choice(
         DEFAULT_AGGREGATOR, aggregator_names(), f"Aggregation of the contributions: {', '.join(aggregator_names())}."
     )
@@ -117,13 +113,12 @@ class RunConfig:
         f'use one of {", ".join(aggregator_names())}, or "" for none',
         implied="",
     )
-    pre_aggregation: str = setting(
+    pre_aggregation: str = choice(
         DEFAULT_MIXING,
+        mixing_names(),
         "Mixing of contributions before aggregation, for members with different data: nearest_neighbours replaces "
         "each contribution by the mean of the nearest ones, bucketing by the mean of a random bucket. Not used with "
         "the aggregator mean.",
-        lambda value: value in mixing_names(),
-        f"use one of {', '.join(mixing_names())}",
         implied=NO_MIXING,
     )
     liar_share: float = number(
@@ -204,13 +199,12 @@ class RunConfig:
         "contributed to. 0: a member that misses a step is on probation again.",
         implied=0,
     )
-    invitations: str = setting(
+    invitations: str = choice(
         "welcome",
+        INVITATIONS,
         "Effect of invitations by the author or inviters, and of vouches by members. welcome: nodes with one have "
         "entry_steps in place of probation_steps. required: only nodes with one, and those in admission, may "
         "contribute. none: no effect. With admission, other nodes can enter only with required.",
-        lambda value: value in INVITATIONS,
-        f"use one of {', '.join(INVITATIONS)}",
         implied="none",
     )
     inviters: tuple[str, ...] = setting(
@@ -247,12 +241,10 @@ class RunConfig:
         "held-out loss. The members' scores follow from these measurements. 0: none.",
         implied=0,
     )
-    discount_low_scores: bool = setting(
+    discount_low_scores: bool = flag(
         True,
         "Divide the weight of members by ten if their score is at most a tenth of the median score. false: scores are "
         "only shown.",
-        lambda value: isinstance(value, bool),
-        "use true or false",
         implied=False,
     )
     min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "Minimum members of a round.")
@@ -357,9 +349,13 @@ class RunConfig:
     @property
     def held_out_rule(self) -> HeldOutRule:
         """The rule for scores on held-out data. A module run has no scores, since its held-out data is not known."""
-        is_module = self.model.get("model_type") == MODULE_TYPE
-        num_drawn = 0 if is_module else self.held_out_scores
+        num_drawn = 0 if self.trains_module else self.held_out_scores
         return HeldOutRule(num_drawn=num_drawn, discounts=self.discount_low_scores and num_drawn > 0)
+
+    @property
+    def trains_module(self) -> bool:
+        """Return whether members train a module of the author's own, which the run's file does not describe."""
+        return self.model.get("model_type") == MODULE_TYPE
 
     @property
     def samples_per_interval(self) -> int:
@@ -374,22 +370,15 @@ class RunConfig:
     def make_aggregator(self) -> Aggregator:
         return get_aggregator(self.aggregator, self.aggregation, self._mixing_before(self.aggregator))
 
-    def aggregator_for(self, num_contributors: int) -> Aggregator:
-        """Return the aggregator of a round with this number of contributors."""
+    def aggregator_for(self, num_contributors: int, *, in_cluster: bool = False) -> Aggregator:
+        """Return the aggregator of a round, or of a cluster, with this number of contributors: the fallback with its
+        default parameters if they are too few. A cluster does not wait for more, so in a run without a fallback it uses
+        the default aggregator."""
         aggregator = self.make_aggregator()
-        falls_back = self.fallback and num_contributors < aggregator.fewest_members()
-        return self._with_defaults(self.fallback) if falls_back else aggregator
-
-    def cluster_aggregator(self, num_contributors: int) -> Aggregator:
-        """Return the aggregator of a cluster with this number of contributors. A cluster does not wait for more: if it
-        is too small for the run's aggregator, and the run has no fallback, it uses the default aggregator."""
-        aggregator = self.make_aggregator()
-        is_enough = num_contributors >= aggregator.fewest_members()
-        return aggregator if is_enough else self._with_defaults(self.fallback or DEFAULT_AGGREGATOR)
-
-    def _with_defaults(self, name: str) -> Aggregator:
-        """Return the aggregator `name` with its default parameters."""
-        return get_aggregator(name, {}, self._mixing_before(name))
+        fallback = self.fallback or (DEFAULT_AGGREGATOR if in_cluster else "")
+        if not fallback or num_contributors >= aggregator.fewest_members():
+            return aggregator
+        return get_aggregator(fallback, {}, self._mixing_before(fallback))
 
     def _mixing_before(self, aggregator: str) -> Mixing | None:
         if aggregator == Mean.name:
@@ -434,9 +423,8 @@ class RunConfig:
             checks.require(getattr(self, key) == value, key, getattr(self, key), remedy)
         remedy = "set [inner] fresh_moments = true: intervals that keep moments cannot be recomputed"
         checks.require(self.inner.fresh_moments, "validation_rate", self.validation_rate, remedy)
-        is_module = self.model.get("model_type") == MODULE_TYPE
         remedy = "use 0: intervals of an author's own module cannot be recomputed"
-        checks.require(not is_module, "validation_rate", self.validation_rate, remedy)
+        checks.require(not self.trains_module, "validation_rate", self.validation_rate, remedy)
 
     def _check_aggregator(self, checks: SettingChecks) -> None:
         try:

@@ -46,10 +46,6 @@ built."""
 _REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_version", "architectures", "dtype"})
 
 
-def is_module_run(config: RunConfig) -> bool:
-    return config.model.get("model_type") == MODULE_TYPE
-
-
 def module_run(config: RunConfig, module: nn.Module, *, num_samples: int = 0) -> RunConfig:
     """Return `config` as a run that trains `module` from its present weights, on `num_samples` samples (0: streams).
 
@@ -125,7 +121,7 @@ def weights_digest(module: nn.Module) -> str:
 def check_model(run: RunConfig) -> int:
     """Return the number of parameters of the run's model, which is built on the meta device. Raises ConfigError if it
     cannot be trained."""
-    if is_module_run(run):
+    if run.trains_module:
         return check_module_run(run)
     config = transformers_config(run.model)
     num_values = layout_of(run).num_values

@@ -13,6 +13,7 @@ from typing import Any
 from swarm.training.run.settings import (
     check_fields,
     choice,
+    flag,
     is_digest,
     is_hub_id,
     is_revision,
@@ -193,12 +194,10 @@ class InnerConfig:
     beta1: float = number(0.9, 0.0, 0.9999, "Decay rate of AdamW's first moment.")
     beta2: float = number(0.95, 0.0, 0.99999, "Decay rate of AdamW's second moment.")
     muon_momentum: float = number(0.95, 0.0, 0.9999, "Muon's momentum.")
-    fresh_moments: bool = setting(
+    fresh_moments: bool = flag(
         False,
         "Reset the optimizer's moments at each interval, so that intervals depend only on state, lease and settings. "
         "Required for validation_rate.",
-        lambda value: isinstance(value, bool),
-        "use true or false",
         implied=False,
     )
     clip_norm: float = number(1.0, 1e-6, 1e6, "Maximum gradient norm; larger gradients are scaled down.")

@@ -113,10 +113,15 @@ def number(default: float, low: float, high: float, about: str, *, implied: Any 
     )
 
 
-def choice(default: str, options: Sequence[str], about: str) -> Any:
+def choice(default: str, options: Sequence[str], about: str, *, implied: Any = _UNSET) -> Any:
     """Declare a setting that is one of `options`."""
     remedy = f"use {' or '.join(options)}" if len(options) == 2 else f"use one of {', '.join(options)}"
-    return setting(default, about, lambda value: value in options, remedy)
+    return setting(default, about, lambda value: value in options, remedy, implied=implied)
+
+
+def flag(default: bool, about: str, *, implied: Any = _UNSET) -> Any:
+    """Declare a setting that is true or false."""
+    return setting(default, about, lambda value: isinstance(value, bool), "use true or false", implied=implied)
 
 
 def check_fields(table: Any, name: str) -> SettingChecks:

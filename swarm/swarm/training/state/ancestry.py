@@ -11,7 +11,6 @@ No state. `state_sync` decides for members, `observer` and `resume` for processe
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
@@ -25,7 +24,13 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.records import TrainerRecord
 
-from swarm.training.state.certificate_history import MAX_ASKED_FOR_STANDING, Proof, Rank, whom_to_ask
+from swarm.training.state.certificate_history import (
+    MAX_ASKED_FOR_STANDING,
+    Proof,
+    Rank,
+    in_own_order,
+    whom_to_ask,
+)
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 
 logger = logging.getLogger(__name__)
@@ -154,7 +159,7 @@ async def seek_endorsement(reader: ProofReader, records: Mapping[str, TrainerRec
     """
     me, admits = reader.signatures.identity.peer_id, reader.signatures.admits
     holders = [peer for peer, each in records.items() if each.endorsed_step and peer != me and admits(peer)]
-    holders = sorted(holders, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[:MAX_SOUGHT]
+    holders = in_own_order(holders, me)[:MAX_SOUGHT]
     request = StandingRequest(run=reader.run, step=1, watches=True)
 
     async def ask(peer: str) -> None:

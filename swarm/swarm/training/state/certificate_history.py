@@ -164,12 +164,15 @@ def whom_to_ask(claims: Mapping[str, int], roster: Collection[str], me: str) -> 
     same share of liars as all peers together.
     """
     if not roster:
-        return sorted(claims, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())[
-            :MAX_ASKED_FOR_STANDING
-        ]
+        return in_own_order(claims, me)[:MAX_ASKED_FOR_STANDING]
     ranked = sorted(claims, key=lambda peer: (-claims[peer], peer))
     members = [peer for peer in ranked if peer in roster][: MAX_ASKED_FOR_STANDING // 2]
     return list(dict.fromkeys((*members, *ranked)))[:MAX_ASKED_FOR_STANDING]
+
+
+def in_own_order(peers: Iterable[str], me: str) -> list[str]:
+    """Return `peers` in an order that depends on `me`, so that each process asks others first."""
+    return sorted(peers, key=lambda peer: hashlib.sha256(f"{me}/{peer}".encode()).digest())
 
 
 def most_supported(shown: Mapping[str, Proof]) -> Proof | None:

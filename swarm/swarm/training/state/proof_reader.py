@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection
 from concurrent.futures import Executor
 from contextlib import aclosing, nullcontext
@@ -20,6 +19,7 @@ from swarm_protocol.member_messages import Standing, StandingRequest
 from swarm_protocol.proof_messages import EvidenceRequest
 
 from swarm.network.interface import EndOfStream, Network
+from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
 from swarm.training.run.methods import Methods
 from swarm.training.run.signed_run import SignedRun
@@ -60,7 +60,7 @@ class ProofReader:
     executor: Executor | None = None
     endorsements: Endorsements = field(default_factory=Endorsements)
     apart: dict[str, Proof] = field(default_factory=dict)
-    _remembered: OrderedDict[bytes, Proof] = field(default_factory=OrderedDict, repr=False)
+    _remembered: NewestItems[bytes, Proof] = field(default_factory=lambda: NewestItems(MAX_REMEMBERED), repr=False)
     _checking: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     @classmethod
@@ -91,7 +91,7 @@ class ProofReader:
     def _remember(self, certificate: bytes, proof: Proof) -> None:
         remembered = self._remembered
         remembered[certificate] = proof
-        while len(remembered) > MAX_REMEMBERED or sum(map(len, remembered)) > MAX_REMEMBERED_BYTES:
+        while sum(map(len, remembered)) > MAX_REMEMBERED_BYTES:
             remembered.popitem(last=False)
 
     async def standing(self, peer: str, request: StandingRequest) -> Standing:

@@ -15,7 +15,6 @@ Shapes: N values of the flat parameter vector, F of the fragment that a step mov
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import math
 from collections.abc import Iterator
 from concurrent.futures import Executor
@@ -30,8 +29,9 @@ from swarm_protocol.run_credentials import revocation_in
 from swarm_protocol.training_messages import Group
 from torch import Tensor
 
+from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
-from swarm.training.allreduce.parts import decoded_frames
+from swarm.training.allreduce.parts import decoded_frames, part_digests
 from swarm.training.round.clusters import Clusters, draw_clusters, samples_used, trainers_after
 from swarm.training.round.quorum import Succession
 from swarm.training.run.layout import fragment_of
@@ -79,8 +79,8 @@ class Replica:
         self.history = CertificateHistory(Succession.of(config), (proof,) if proof else ())
         self._former: tuple[bytes, ReplicaState] | None = None
         self._is_fetched = False  # whether a peer has asked for the committed state
-        self._proposals: dict[Outcome, Proposal] = {}
-        self._parts: dict[bytes, tuple[Data, ...]] = {}
+        self._proposals = NewestItems[Outcome, Proposal](NUM_PROPOSALS)
+        self._parts = NewestItems[bytes, tuple[Data, ...]](NUM_PARTS)
         self._computing = asyncio.Lock()
 
     @property
@@ -201,15 +201,11 @@ class Replica:
         outcome = Outcome(origin_digest=origin_digest, part_digests=digests, state_digest=manifest.digest())
         self._proposals[outcome] = Proposal(manifest=manifest, origin=origin, parts=parts)
         self.keep_parts(origin_digest, parts)
-        while len(self._proposals) > NUM_PROPOSALS:
-            del self._proposals[next(iter(self._proposals))]
         return outcome
 
     def keep_parts(self, origin_digest: bytes, parts: tuple[Data, ...]) -> None:
         """Keep the encoded result of a group's reduction, audited or not: receivers compare digests."""
         self._parts[origin_digest] = parts
-        while len(self._parts) > NUM_PARTS:
-            del self._parts[next(iter(self._parts))]
 
     async def make_state(self, executor: Executor, proposal: Proposal) -> ReplicaState:
         """Return the state that `proposal` makes of the committed state."""
@@ -227,7 +223,7 @@ class Replica:
     ) -> tuple[Manifest, tuple[bytes, ...]]:
         """Return the manifest of the state after `base`, and the digests of `parts`. Without parts nobody has trained:
         the round only admits members. Blocks."""
-        digests = tuple(hashlib.sha256(part).digest() for part in parts)
+        digests = part_digests(parts)
         step, standings = base.outer_step + 1, self.standings
         leased, grants = self.leased(step), standings.honoured(grants_in(origin.credentials))
         trainers = standings.without_refused(trainers_after(origin, leased, self.clusters()), grants)

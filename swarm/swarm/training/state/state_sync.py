@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from swarm_compression.codec import Data
+from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import StandingRequest
@@ -36,6 +37,7 @@ from swarm_protocol.training_messages import Group
 
 from swarm.network.membership import Membership
 from swarm.threads import in_executor
+from swarm.training.allreduce.parts import part_digests
 from swarm.training.state.ancestry import Anchor, links_from, those_following, whom_a_newcomer_asks
 from swarm.training.state.certificate_history import Proof, most_supported, whom_to_ask
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
@@ -138,7 +140,7 @@ async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> 
     A member that has kept the parts itself fetches nothing. Raises SwarmError if the parts cannot be fetched, or lead
     to another state.
     """
-    parts, num_bytes = await _own_parts(context, proof), 0
+    parts, num_bytes = await kept_parts(context, proof.outcome), 0
     if not parts:
         parts = await context.fetcher.parts(proof.origin, proof.outcome, holders, context.codec)
         num_bytes = sum(map(len, parts))
@@ -149,15 +151,11 @@ async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> 
     return await context.replica.make_state(context.executor, proposal), num_bytes
 
 
-async def _own_parts(context: RunContext, proof: Proof) -> tuple[Data, ...]:
-    """Return the certified parts if this member has kept them; else ()."""
-
-    def certified(parts: tuple[Data, ...]) -> bool:
-        return tuple(hashlib.sha256(part).digest() for part in parts) == proof.outcome.part_digests
-
-    parts = context.replica.parts_of(proof.outcome.origin_digest)
-    is_certified = await in_executor(context.executor, certified, parts)
-    return parts if is_certified else ()
+async def kept_parts(context: RunContext, outcome: Outcome) -> tuple[Data, ...]:
+    """Return the outcome's parts if this member has kept them from the reduction, else an empty tuple. On a slow link,
+    fetching them again takes seconds."""
+    parts = context.replica.parts_of(outcome.origin_digest)
+    return parts if await in_executor(context.executor, part_digests, parts) == outcome.part_digests else ()
 
 
 async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) -> FetchedState | None:

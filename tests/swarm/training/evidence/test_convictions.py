@@ -57,7 +57,7 @@ def convictions(
         network=SimpleNamespace(peer_id=STRANGER.peer_id, now=lambda: NOW),
         executor=ThreadPoolExecutor(1),
     )
-    return Convictions(context, lambda _: None, store)  # type: ignore[arg-type]
+    return Convictions(context, lambda _: None, store, lambda _: None)  # type: ignore[arg-type]
 
 
 def proof_of(certificate: bytes) -> Proof:

@@ -36,11 +36,11 @@ def test_flat_gives_the_bits_that_were_loaded(tiny_run: RunConfig, tiny_corpus: 
 
 def test_train_lowers_the_validation_loss(tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, learning_rate=1e-2))
-    before = loop.held_out_loss(theta_N, 4)
+    before = loop.held_out_loss(theta_N, 64)
     result = loop.train(range(400), 200)
     assert abs(before - math.log(256)) < 0.1
     assert result.mean_loss < before
-    assert loop.held_out_loss(loop.flat(), 4) < before - 1.0
+    assert loop.held_out_loss(loop.flat(), 64) < before - 1.0
 
 
 def test_train_gives_the_same_bits_from_the_same_start(
@@ -185,17 +185,18 @@ def test_validate_does_not_change_the_parameters_that_are_trained(
     loop = _loop(tiny_run, tiny_corpus, theta_N)
     loop.train(range(8), 4)
     local_N = loop.flat()
-    first = loop.held_out_loss(theta_N, 2)
+    first = loop.held_out_loss(theta_N, 32)
     assert torch.equal(loop.flat(), local_N)
-    assert loop.held_out_loss(theta_N, 2) == first
-    assert loop.held_out_loss(local_N, 2) != first
+    assert loop.held_out_loss(theta_N, 32) == first
+    assert loop.held_out_loss(local_N, 32) != first
+    assert loop.held_out_loss(theta_N, 2, draw=3) != loop.held_out_loss(theta_N, 2)
 
 
 def test_validate_uses_all_batches_when_more_are_asked_for(
     tiny_run: RunConfig, tiny_corpus: Corpus, theta_N: torch.Tensor
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N)
-    assert loop.held_out_loss(theta_N, 1000) == loop.held_out_loss(theta_N, 2000)
+    assert loop.held_out_loss(theta_N, 16000) == loop.held_out_loss(theta_N, 32000)
 
 
 def test_train_continues_with_a_fragment_that_was_taken_in_and_the_rest(
@@ -246,7 +247,7 @@ def test_train_with_muon_lowers_the_validation_loss(
 ) -> None:
     loop = _loop(tiny_run, tiny_corpus, theta_N, replace(tiny_run.inner, optimizer="muon", learning_rate=1e-2))
     loop.train(range(200), 100)
-    assert loop.held_out_loss(loop.flat(), 4) < loop.held_out_loss(theta_N, 4) - 1.0
+    assert loop.held_out_loss(loop.flat(), 64) < loop.held_out_loss(theta_N, 64) - 1.0
 
 
 def test_restarted_member_continues_bit_for_bit_with_muon(
@@ -285,7 +286,7 @@ def test_train_of_a_transformers_model_gives_nearly_the_same_result_with_each_op
     special.load(theta_N)
     expected = plain.train(range(8), 4).mean_loss
     assert special.train(range(8), 4).mean_loss == pytest.approx(expected, rel=1e-3)
-    assert special.held_out_loss(theta_N, 2) == pytest.approx(plain.held_out_loss(theta_N, 2), rel=1e-6)
+    assert special.held_out_loss(theta_N, 32) == pytest.approx(plain.held_out_loss(theta_N, 32), rel=1e-6)
     special.close()
 
 

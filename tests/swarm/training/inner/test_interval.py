@@ -58,7 +58,7 @@ class Trained:
     def flat(self, where: slice = slice(None)) -> Tensor:
         return self._theta_N[where]
 
-    def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:
+    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int = 0) -> float:
         return self.mean_loss
 
     def close(self) -> None:
@@ -151,7 +151,7 @@ class FixedLoss:
     def __init__(self, loss: float | Exception) -> None:
         self._loss = loss
 
-    def held_out_loss(self, _theta_N: Tensor, _num_batches: int) -> asyncio.Future[float]:
+    def held_out_loss(self, _theta_N: Tensor) -> asyncio.Future[float]:
         done = asyncio.get_running_loop().create_future()
         if isinstance(self._loss, Exception):
             done.set_exception(self._loss)

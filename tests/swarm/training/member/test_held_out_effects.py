@@ -22,7 +22,7 @@ class SummingInner:
     def __init__(self, error: Exception | None = None) -> None:
         self._error = error
 
-    def drawn_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
+    def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int) -> float:
         if self._error is not None:
             raise self._error
         return float(theta_N.sum())

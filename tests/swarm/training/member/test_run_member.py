@@ -108,7 +108,7 @@ def test_run_measures_held_out_loss_at_every_validation_interval_and_in_records(
 
 def test_run_continues_when_held_out_loss_cannot_be_measured() -> None:
     class Failing(SyntheticInner):
-        def held_out_loss(self, theta_N: Tensor, num_batches: int) -> float:
+        def held_out_loss(self, theta_N: Tensor, num_windows: int = 1, draw: int = 0) -> float:
             if theta_N.any():
                 raise RoundError("no memory left")
             return 1.0

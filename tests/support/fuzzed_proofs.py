@@ -78,7 +78,7 @@ from swarm_protocol.proof_messages import (
     WrongInterval,
     WrongReduction,
 )
-from swarm_protocol.reduction_messages import AuditedSlice
+from swarm_protocol.reduction_messages import AuditedSlice, PartStatement
 from swarm_protocol.served_evidence_messages import WrongPossession
 from swarm_protocol.training_messages import SignedGroup
 
@@ -111,9 +111,9 @@ def try_reduction(data: bytes) -> None:
         whole = replace(whole, group=signed_anew(chance).data)
     if chance.random() < 0.4:
         group_digest = hashlib.sha256(whole.group).digest()
-        _, statement = signatures().read_part(wrong_reduction().statement, NOW)
+        _, statement = signatures().read(PartStatement, wrong_reduction().statement, NOW)
         statement = altered(replace(statement, group_digest=group_digest), chance, texts=NAMES)
-        whole = replace(whole, statement=signatures(LIAR).sign_part(statement, NOW))
+        whole = replace(whole, statement=signatures(LIAR).sign(statement, NOW))
     check_evidence(whole.evidence() if chance.random() < 0.9 else altered(whole.evidence(), chance), {LIAR.peer_id})
 
 
@@ -162,7 +162,7 @@ def wrong_interval() -> WrongInterval:
     )
     finders = sorted((each for each in IDENTITIES if each.peer_id != peer), key=lambda each: each.peer_id != validator)
     finding = IntervalFinding(run="run", step=1, attempt=0, origin_digest=outcome.origin_digest, peer=peer)
-    findings = tuple(signatures(each).sign_finding(finding, NOW) for each in finders)
+    findings = tuple(signatures(each).sign(finding, NOW) for each in finders)
     return WrongInterval(certificate=certificate().to_bytes(), peer=peer, slices=slices, findings=findings)
 
 
@@ -176,10 +176,10 @@ def try_interval(data: bytes) -> None:
         whole = replace(whole, certificate=altered(certificate(), chance, texts=NAMES).to_bytes())
     if chance.random() < 0.4:
         signer = chance.choice(IDENTITIES)
-        _, finding = signatures().read_finding(wrong_interval().findings[0], NOW)
+        _, finding = signatures().read(IntervalFinding, wrong_interval().findings[0], NOW)
         finding = altered(finding, chance, texts=NAMES)
         findings = list(whole.findings) or [b""]
-        findings[chance.randrange(len(findings))] = signatures(signer).sign_finding(finding, NOW)
+        findings[chance.randrange(len(findings))] = signatures(signer).sign(finding, NOW)
         whole = replace(whole, findings=tuple(dict.fromkeys(findings)))
     check_evidence(whole.evidence(), {wrong_interval().peer})
 

@@ -52,7 +52,7 @@ def accusation(
         certificate=Certificate(group=signed.data, outcome=outcome, votes=votes).to_bytes(),
         peer=VICTIM.peer_id,
         slices=tuple(_slices(group, outcome, first)),
-        findings=tuple(signatures(each).sign_finding(finding, NOW + n) for each in finders for n in range(times)),
+        findings=tuple(signatures(each).sign(finding, NOW + n) for each in finders for n in range(times)),
     )
 
 

@@ -88,7 +88,7 @@ class Reduced:
             "result_root": tree.root,
         }
         statement = PartStatement(**{**fields, **changes})  # type: ignore[arg-type]
-        return signatures(self.maker, run=statement.run).sign_part(statement, NOW)
+        return signatures(self.maker, run=statement.run).sign(statement, NOW)
 
     def evidence(self, result: bytes, index: int = 0) -> WrongReduction:
         """Return what an auditor that has drawn leaf `index` of the part would show."""

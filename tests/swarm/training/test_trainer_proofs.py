@@ -40,7 +40,7 @@ from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.round_events import ReduceFailed
 from swarm.training.round.round_state import RoundSetup
-from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate import RunSignatures, Sealed
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm_compression import get_codec
@@ -100,12 +100,13 @@ def test_owner_that_multiplies_its_part_by_minus_ten_is_convicted_and_its_part_n
 
 def test_part_is_audited_at_its_backup_when_the_owners_clock_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner signs its part with a time that the others refuse, and the attempt goes on."""
-    late, sign_part = identity_of("m1").peer_id, RunSignatures.sign_part
+    late, rightly = identity_of("m1").peer_id, RunSignatures.sign
 
-    def sign(self: RunSignatures, statement: PartStatement, now: float) -> bytes:
-        return sign_part(self, statement, now + 3600 if self.identity.peer_id == late else now)
+    def sign(self: RunSignatures, message: Sealed, now: float) -> bytes:
+        is_late = isinstance(message, PartStatement) and self.identity.peer_id == late
+        return rightly(self, message, now + 3600 if is_late else now)
 
-    monkeypatch.setattr(RunSignatures, "sign_part", sign)
+    monkeypatch.setattr(RunSignatures, "sign", sign)
 
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=NUM_STEPS)) as swarm:
@@ -146,13 +147,14 @@ def test_owner_is_drawn_no_leaf_before_it_has_signed_its_result(monkeypatch: pyt
 def test_owner_that_signs_another_result_than_it_gives_is_left_out_and_nobody_is_accused_without_proof(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    liar_id, sign_part = identity_of("liar").peer_id, RunSignatures.sign_part
+    liar_id, rightly = identity_of("liar").peer_id, RunSignatures.sign
 
-    def sign(self: RunSignatures, statement: PartStatement, now: float) -> bytes:
-        is_liar = self.identity.peer_id == liar_id
-        return sign_part(self, replace(statement, result_root=b"r" * 32) if is_liar else statement, now)
+    def sign(self: RunSignatures, message: Sealed, now: float) -> bytes:
+        if isinstance(message, PartStatement) and self.identity.peer_id == liar_id:
+            message = replace(message, result_root=b"r" * 32)
+        return rightly(self, message, now)
 
-    monkeypatch.setattr(RunSignatures, "sign_part", sign)
+    monkeypatch.setattr(RunSignatures, "sign", sign)
 
     async def main() -> None:
         members, liar = await run_with(owner_that(times_minus_ten), aggregator="mean")
@@ -520,7 +522,7 @@ def test_false_evidence_convicts_nobody_and_its_sender_is_ignored_afterwards() -
             convictions = first.trainer._steps.convictions
             assert convictions is not None
             signatures = RunSignatures(identity=Identity(b"o" * 32), network_id="test", run=first.trainer._run.run_id)
-            statement = signatures.sign_part(
+            statement = signatures.sign(
                 PartStatement(
                     run=signatures.run, step=1, attempt=0, group_digest=bytes(32), part=0, result_root=bytes(32)
                 ),

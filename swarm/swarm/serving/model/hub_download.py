@@ -47,11 +47,11 @@ from swarm.serving.model.model_files import (
     SINGLE,
     ModelFiles,
     open_model,
-    write_whole,
 )
 from swarm.serving.model.safetensors_reader import MAX_HEADER_BYTES, read_header
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES
 from swarm.serving.model.weights import needed_shards
+from swarm.whole_files import write_whole
 
 RETRY_S = 1.0
 MAX_FAILURES = 5
@@ -96,7 +96,7 @@ def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoi
             _check_size(model, name, MAX_INDEX_BYTES if name == INDEX else limits.MAX_MODEL_FILE_BYTES)
         _fetch_all(model, small, lambda *_: None)
         if not (model.directory / DOWNLOAD).is_file():
-            write_whole(model.directory / DOWNLOAD, json.dumps(_describe(api, model)).encode())
+            write_whole(model.directory / DOWNLOAD, (json.dumps(_describe(api, model)).encode(),))
     return model
 
 

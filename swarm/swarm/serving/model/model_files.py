@@ -25,6 +25,7 @@ from swarm.serving.model.formats.format import CheckpointFormat, group, num_valu
 from swarm.serving.model.safetensors_reader import read_header
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES, check_counts, context_tokens
 from swarm.threads import BUILDING
+from swarm.whole_files import write_whole
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -323,17 +324,10 @@ def keep_beside(published: PublishedManifest, directory: Path) -> Path:
     """Write the manifest to a model's directory, atomically. Raises ConfigError on failure."""
     path = directory / MANIFEST_FILE
     try:
-        write_whole(path, published.signed)
+        write_whole(path, (published.signed,))
     except OSError as error:
         raise ConfigError(
             f"the manifest cannot be written to {path}: {reason_of(error)}",
             remedy="make the directory writable, and check that its disk has space",
         ) from error
     return path
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file atomically. Raises OSError."""
-    partial = path.with_name(f"{path.name}.part")
-    partial.write_bytes(data)
-    partial.replace(path)

@@ -13,7 +13,6 @@ other members show the same evidence again. Blocks; a folder belongs to one run 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from swarm.training.evidence.wrong_reduction import accused_of, accused_of_bad_s
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun, parse_signed_run
 from swarm.training.state.certificate import RunSignatures
+from swarm.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -122,14 +122,9 @@ class EvidenceFolder:
 
     def keep(self, peer_id: str, evidence: bytes) -> None:
         file = EvidenceFile(network_id=self._network_id, run=self._run.text.encode(), evidence=evidence)
-        partial = self._folder / "evidence.partial"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as out:
-                out.write(file.to_bytes())
-                out.flush()
-                os.fsync(out.fileno())
-            partial.replace(self._path_of(peer_id))
+            write_whole(self._path_of(peer_id), (file.to_bytes(),), is_flushed=True)
         except OSError as error:
             logger.warning("evidence against %s does not outlive a restart: %s", peer_id, error)
 

@@ -180,7 +180,7 @@ class IntervalAudits:
             origin_digest=case.proof.outcome.origin_digest,
             peer=case.member.peer_id,
         )
-        signed = signatures.sign_finding(finding, self._context.network.now())
+        signed = signatures.sign(finding, self._context.network.now())
         evidence = replace(case.evidence, findings=(*case.evidence.findings, signed))
         try:
             await self._convict(evidence.evidence().to_bytes())

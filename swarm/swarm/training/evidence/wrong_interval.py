@@ -42,7 +42,7 @@ from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate, Outcome
 from swarm_protocol.envelope import issued_at
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, WrongInterval
+from swarm_protocol.proof_messages import WRONG_INTERVAL, Evidence, IntervalFinding, WrongInterval
 from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
@@ -235,7 +235,7 @@ def accused_of_interval(body: bytes, signatures: RunSignatures) -> tuple[str, in
     evidence = WrongInterval.from_bytes(body)
     if not evidence.findings:
         raise PeerViolation("evidence has no finding")
-    _, finding = signatures.read_finding(evidence.findings[0], issued_at(evidence.findings[0]))
+    _, finding = signatures.read(IntervalFinding, evidence.findings[0], issued_at(evidence.findings[0]))
     return finding.peer, finding.step
 
 
@@ -286,7 +286,7 @@ def check_interval(body: bytes, signatures: RunSignatures, config: RunConfig) ->
 
 def _finder(data: bytes, proof: Proof, peer: str, signatures: RunSignatures) -> str:
     """Return the signer of a finding. Raises PeerViolation unless it is of this interval, by another of its members."""
-    signer, finding = signatures.read_finding(data, issued_at(data))
+    signer, finding = signatures.read(IntervalFinding, data, issued_at(data))
     origin = proof.origin
     about = (finding.step, finding.attempt, finding.origin_digest, finding.peer)
     if about != (origin.step, origin.attempt, proof.outcome.origin_digest, peer):

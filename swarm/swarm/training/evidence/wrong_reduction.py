@@ -34,7 +34,7 @@ from swarm.training.state.certificate import RunSignatures
 def accused_of(body: bytes, signatures: RunSignatures) -> tuple[str, int]:
     """Return the accused, who signed the statement, and the step. Raises PeerViolation or IntegrityError."""
     data = WrongReduction.from_bytes(body).statement
-    signer, statement = signatures.read_part(data, issued_at(data))
+    signer, statement = signatures.read(PartStatement, data, issued_at(data))
     return signer, statement.step
 
 
@@ -43,7 +43,7 @@ def check_reduction(body: bytes, signatures: RunSignatures, config: RunConfig) -
     PeerViolation or IntegrityError if it proves nothing."""
     evidence = WrongReduction.from_bytes(body)
     signed = signatures.read_group(evidence.group, issued_at(evidence.group))
-    signer, statement = signatures.read_part(evidence.statement, issued_at(evidence.statement))
+    signer, statement = signatures.read(PartStatement, evidence.statement, issued_at(evidence.statement))
     _check_maker(signed, signer, statement)
     signatures.check_commitments(signed)
     group, leaves = signed.group, part_leaves(signed.group, statement.part)

@@ -20,7 +20,7 @@ from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.proof_messages import Evidence
-from swarm_protocol.reduction_messages import ReduceOpening
+from swarm_protocol.reduction_messages import PartStatement, ReduceOpening
 from swarm_protocol.training_messages import Group, SignedGroup
 
 from swarm.network.interface import Stream
@@ -111,8 +111,8 @@ class Reductions:
             butterfly,
             signed,
             context.audit_chance,
-            sign=lambda statement: context.signatures.sign_part(statement, context.network.now()),
-            read=lambda data: context.signatures.read_part(data, context.network.now()),
+            sign=lambda statement: context.signatures.sign(statement, context.network.now()),
+            read=lambda data: context.signatures.read(PartStatement, data, context.network.now()),
         )
         context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
         self._add(signed.digest, auditing)

@@ -24,7 +24,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import seek_endorsement, those_endorsed, whom_a_newcomer_asks
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof, most_supported
-from swarm.training.state.endorsement import read_endorsement, sign_endorsement
+from swarm.training.state.endorsement import read_endorsement
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 
 
@@ -101,7 +101,7 @@ def sign_order(
             state_digest=found.proof.outcome.state_digest,
             roster=tuple(sorted(set(roster))),
         )
-        data = signatures.sign_order(order, now)
+        data = signatures.sign(order, now)
         signatures.read_order(data, now)
     except (ValueError, SwarmError) as error:
         raise ConfigError(f"the run cannot be resumed like this: {error}", remedy="name other members") from error
@@ -129,7 +129,7 @@ def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_i
         state_digest=proof.outcome.state_digest,
         roster=proof.roster,
     )
-    data = sign_endorsement(endorsement, signatures, now)
+    data = signatures.sign(endorsement, now)
     read_endorsement(data, signatures, now)
     return data
 

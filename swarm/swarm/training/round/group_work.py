@@ -45,7 +45,7 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
     if group.resumes is None:
         return state, [Reduce(signed=signed)]
     # the members whose votes make the lock have audited the outcome
-    return replace(state, recovering=True), [replace(recover(state, signed, group.resumes), is_audited=True)]
+    return _recover(state, group.resumes, is_audited=True)
 
 
 def _objection(state: RoundState, signed: SignedGroup) -> str:
@@ -70,10 +70,9 @@ def on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Tran
     faulty = (*event.accused, *event.unreachable)
     if not event.unaudited:
         return fail(state, event.reason, faulty, now)
-    assert state.signed is not None
     if (outcome := _audited_outcome(state)) is None:
         return leave_group(state, event.reason, faulty, now)
-    return replace(state, recovering=True), [replace(recover(state, state.signed, outcome), is_audited=True)]
+    return _recover(state, outcome, is_audited=True)
 
 
 def _audited_outcome(state: RoundState) -> Outcome | None:
@@ -103,10 +102,13 @@ def on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Trans
     return advance(state, now)
 
 
-def recover(state: RoundState, signed: SignedGroup, outcome: Outcome) -> Recover:
+def _recover(state: RoundState, outcome: Outcome, *, is_audited: bool) -> Transition:
+    """Get the parts of `outcome` from other members, those that voted for it first."""
+    assert state.signed is not None
     voters = [peer for peer, each in state.voting.prepare_votes.items() if each.outcome == outcome]
-    others = [peer for peer in signed.group.peer_ids if peer not in voters and peer != state.setup.me]
-    return Recover(signed=signed, outcome=outcome, holders=(*voters, *others))
+    others = [peer for peer in other_members(state) if peer not in voters]
+    action = Recover(signed=state.signed, outcome=outcome, holders=(*voters, *others), is_audited=is_audited)
+    return replace(state, recovering=True), [action]
 
 
 def fail(
@@ -124,7 +126,7 @@ def fail(
         ((outcome, _),) = votes.most_common(1)
         # the reduction's time may be over; those that voted wait this long for others
         deadline = max(state.timers.deadline or now, now + signed.group.vote_s)
-        return replace(state, recovering=True, timers=Timers(deadline=deadline)), [recover(state, signed, outcome)]
+        return _recover(replace(state, timers=Timers(deadline=deadline)), outcome, is_audited=False)
     return leave_group(state, reason, accused, now, missing=missing)
 
 

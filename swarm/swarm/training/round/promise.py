@@ -26,6 +26,7 @@ from swarm_protocol.training_messages import Ready
 
 from swarm.training.allreduce.parts import part_digests
 from swarm.training.round.round_state import HeldLock, OwnPrepareVote, RoundState, with_coordinator
+from swarm.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -151,11 +152,8 @@ class PromiseFile:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if voted is not None and promise.parts and not self._parts_path(voted).exists():
-                partial = self._folder / "parts.partial"
-                with partial.open("wb") as file:
-                    file.writelines(_joined(promise.parts))
-                partial.replace(self._parts_path(voted))
-            self._write_flushed(hashlib.sha256(content).digest() + content)
+                write_whole(self._parts_path(voted), _joined(promise.parts))
+            write_whole(self._path, (hashlib.sha256(content).digest(), content), is_flushed=True)
             self._forget(voted)
         except OSError as error:
             raise ConfigError(
@@ -163,26 +161,13 @@ class PromiseFile:
                 remedy="free space there, or make it writable for this user",
             ) from error
 
-    def _write_flushed(self, data: bytes) -> None:
-        partial = self._folder / "promise.partial"
-        with partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._path)
-        descriptor = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
     def _parts_path(self, outcome: Outcome) -> Path:
         return self._folder / f"parts-{outcome.digest().hex()[:32]}.bin"
 
     def _forget(self, voted: Outcome | None) -> None:
-        """Delete the parts of all other outcomes."""
+        """Delete the parts of all other outcomes, and those that a killed process wrote half."""
         kept = self._parts_path(voted) if voted is not None else None
-        for path in self._folder.glob("parts-*.bin"):
+        for path in self._folder.glob("*parts-*.bin*"):
             if path != kept:
                 with suppress(OSError):
                     path.unlink()

@@ -44,6 +44,7 @@ from swarm.training.run.signed_run import (
     without_signature,
 )
 from swarm.trust.standard_aggregators import get_aggregator, parameters_of
+from swarm.whole_files import write_whole
 
 _WIDTH = 110  # of a comment, in characters
 _HEAD = """\
@@ -157,7 +158,7 @@ def write_run(path: Path, config: RunConfig, identity: Identity, *, issued_at: i
     Raises as `sign_run`, and ConfigError if `path` cannot be written.
     """
     run = sign_run(config, identity, issued_at=int(time.time()) if issued_at is None else issued_at)
-    _write_whole(path, run.text)
+    _write(path, run.text)
     return run
 
 
@@ -168,7 +169,7 @@ def new_run_file(path: Path, config: RunConfig) -> None:
     """
     if os.path.lexists(path):
         raise ConfigError(f"{path} exists already", remedy="name another file, or move it away")
-    _write_whole(path, template(config, str(path)))
+    _write(path, template(config, str(path)))
 
 
 def sign_file(
@@ -203,7 +204,7 @@ def sign_file(
             f"{path} has a form that cannot be signed in place",
             remedy="write each table below a line [table] and each setting on a line of its own, as run init does",
         )
-    _write_whole(path, signed)
+    _write(path, signed)
     return run
 
 
@@ -281,15 +282,9 @@ def _check_model(config: RunConfig) -> None:
     check_model(config)
 
 
-def _write_whole(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
+def _write(path: Path, text: str) -> None:
     try:
-        try:
-            partial.write_text(text, encoding="utf-8")
-            partial.replace(path)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
+        write_whole(path, (text.encode(),))
     except OSError as error:
         remedy = "free space there" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "choose another place"
         raise ConfigError(f"{path} cannot be written: {reason_of(error)}", remedy=remedy) from error

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import TypeAlias, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import (
+    ENDORSEMENT_PURPOSE,
     RESUME_PURPOSE,
     Certificate,
+    Endorsement,
     Lock,
     Outcome,
     PlacedSignature,
@@ -49,6 +52,16 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.standing.entrance import Entrance
 from swarm.training.standing.standings import lets_begin
 from swarm.training.state.certificate_history import Proof
+
+S = TypeVar("S", PartStatement, IntervalFinding)
+Sealed: TypeAlias = Group | PartStatement | IntervalFinding | ResumeOrder | Endorsement
+_PURPOSES: Mapping[type[Sealed], str] = {
+    Group: GROUP_PURPOSE,
+    PartStatement: PART_PURPOSE,
+    IntervalFinding: FINDING_PURPOSE,
+    ResumeOrder: RESUME_PURPOSE,
+    Endorsement: ENDORSEMENT_PURPOSE,
+}
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +121,7 @@ class RunSignatures:
             self._sign_contribution(group, each, sequence) if each.peer_id == me else each for each in group.members
         )
         group = replace(group, members=members)
-        data = self._seal(GROUP_PURPOSE, group, now)
+        data = self.sign(group, now)
         digest = hashlib.sha256(data).digest()
         return SignedGroup(group=group, signer=me, data=data, digest=digest, sequence=sequence)
 
@@ -214,29 +227,26 @@ class RunSignatures:
                 reason = f"its group has an invalid member: {error.message}"
                 raise PeerViolation(reason, peer_id=signed.signer) from error
 
-    def sign_part(self, statement: PartStatement, now: float) -> bytes:
-        return self._seal(PART_PURPOSE, statement, now)
+    def sign(self, message: Sealed, now: float) -> bytes:
+        """Return `message` in an envelope that this member has signed. Orders and endorsements are for the run's author
+        to sign."""
+        envelope = seal(
+            self.identity,
+            purpose=_PURPOSES[type(message)],
+            network_id=self.network_id,
+            subject=subject_of(message),
+            payload=message.to_bytes(),
+            issued_at=now,
+            expires_at=now + limits.CERTIFICATE_LIFETIME_S,
+        )
+        return envelope.to_bytes()
 
-    def read_part(self, data: bytes, now: float) -> tuple[str, PartStatement]:
-        """Return the signer and the statement. Raises PeerViolation or IntegrityError."""
-        envelope = unseal(data, purpose=PART_PURPOSE, network_id=self.network_id, now=now)
-        statement = PartStatement.from_bytes(envelope.payload)
-        self._check_subject(envelope, statement)
-        return envelope.peer_id, statement
-
-    def sign_finding(self, finding: IntervalFinding, now: float) -> bytes:
-        return self._seal(FINDING_PURPOSE, finding, now)
-
-    def read_finding(self, data: bytes, now: float) -> tuple[str, IntervalFinding]:
-        """Return the signer and the finding. Raises PeerViolation or IntegrityError."""
-        envelope = unseal(data, purpose=FINDING_PURPOSE, network_id=self.network_id, now=now)
-        finding = IntervalFinding.from_bytes(envelope.payload)
-        self._check_subject(envelope, finding)
-        return envelope.peer_id, finding
-
-    def sign_order(self, order: ResumeOrder, now: float) -> bytes:
-        """Sign a resume order as the run's author."""
-        return self._seal(RESUME_PURPOSE, order, now)
+    def read(self, kind: type[S], data: bytes, now: float) -> tuple[str, S]:
+        """Return the signer and the content of an envelope. Raises PeerViolation or IntegrityError."""
+        envelope = unseal(data, purpose=_PURPOSES[kind], network_id=self.network_id, now=now)
+        content = kind.from_bytes(envelope.payload)
+        self._check_subject(envelope, content)
+        return envelope.peer_id, content
 
     def read_order(self, data: bytes, now: float) -> ResumeOrder:
         """Return the resume order in `data`. Raises PeerViolation or IntegrityError unless the run's author signed it
@@ -245,7 +255,7 @@ class RunSignatures:
         order = ResumeOrder.from_bytes(envelope.payload)
         if envelope.peer_id != self.author:
             raise PeerViolation("a resume order is not signed by the run's author", peer_id=envelope.peer_id)
-        if (order.run, envelope.subject) != (self.run, _subject(order)) or order.outer_step >= self.last_step:
+        if (order.run, envelope.subject) != (self.run, subject_of(order)) or order.outer_step >= self.last_step:
             raise PeerViolation(
                 "a resume order is for another run, or names a step after which the run is over",
                 peer_id=envelope.peer_id,
@@ -272,12 +282,11 @@ class RunSignatures:
         order = self.read_order(group.order, now) if group.order else None
         if order is not None and group.step <= order.outer_step:
             raise PeerViolation("a group is of a step before the resume order that it names", peer_id=envelope.peer_id)
-        digest = hashlib.sha256(data).digest()
         return SignedGroup(
             group=group,
             signer=envelope.peer_id,
             data=data,
-            digest=digest,
+            digest=hashlib.sha256(data).digest(),
             origin=origin,
             order=order,
             sequence=order.sequence if order else 0,
@@ -355,20 +364,8 @@ class RunSignatures:
             raise IntegrityError("the certificate to resume with is of another state", remedy="resume without it")
         return proof
 
-    def _seal(self, purpose: str, message: Group | PartStatement | IntervalFinding | ResumeOrder, now: float) -> bytes:
-        envelope = seal(
-            self.identity,
-            purpose=purpose,
-            network_id=self.network_id,
-            subject=_subject(message),
-            payload=message.to_bytes(),
-            issued_at=now,
-            expires_at=now + limits.CERTIFICATE_LIFETIME_S,
-        )
-        return envelope.to_bytes()
-
     def _check_subject(self, envelope: Envelope, message: Group | PartStatement | IntervalFinding) -> None:
-        if message.run != self.run or envelope.subject != _subject(message):
+        if message.run != self.run or envelope.subject != subject_of(message):
             raise PeerViolation("a group or statement is for another round", peer_id=envelope.peer_id)
 
 
@@ -392,7 +389,12 @@ def _check_outcome(outcome: Outcome, origin: SignedGroup, step: int, state_diges
         raise PeerViolation("an outcome has another number of parts than its group")
 
 
-def _subject(message: Group | PartStatement | IntervalFinding | ResumeOrder) -> str:
-    if isinstance(message, ResumeOrder):
-        return f"{message.run}/resume/{message.sequence}"
-    return round_subject(message.run, message.step, message.attempt)
+def subject_of(message: Sealed) -> str:
+    """Return the subject under which `message` is signed."""
+    match message:
+        case ResumeOrder():
+            return f"{message.run}/resume/{message.sequence}"
+        case Endorsement():
+            return f"{message.run}/endorsement/{message.sequence}"
+        case _:
+            return round_subject(message.run, message.step, message.attempt)

@@ -35,6 +35,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, re
 from torch import Tensor
 
 from swarm.training.state.replica_state import Assembly, Manifest, ReplicaState
+from swarm.whole_files import flush
 
 logger = logging.getLogger(__name__)
 
@@ -217,12 +218,12 @@ def _write(folder: Path, directory: Path, checkpoint: Checkpoint) -> None:
             shutil.rmtree(partial)  # of a process that was killed
         partial.mkdir()
         _write_files(partial, checkpoint)
-        _flush(partial)
+        flush(partial)
         if directory.exists():  # it is damaged, or its state was replaced
             shutil.rmtree(aside, ignore_errors=True)
             directory.rename(aside)
         partial.rename(directory)
-        _flush(folder)
+        flush(folder)
         shutil.rmtree(aside, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -249,7 +250,7 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
     write_file(partial / _STATE, iter([header_of(tensors)]), pieces(tensors.values()))
     if checkpoint.inner_file is not None:
         checkpoint.inner_file.rename(partial / _INNER)
-        _flush(partial / _INNER)
+        flush(partial / _INNER)
     else:
         write_file(partial / _INNER, iter([header_of(checkpoint.inner)]), pieces(checkpoint.inner.values()))
     write_file(partial / _CERTIFICATE, iter([checkpoint.certificate]))
@@ -332,11 +333,3 @@ def _digest(inner: BinaryIO, certificate: bytes) -> bytes:
 
 def _read(file: BinaryIO) -> Iterator[bytes]:
     return iter(lambda: file.read(PIECE_BYTES), b"")
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

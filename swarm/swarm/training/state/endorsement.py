@@ -14,13 +14,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from swarm_protocol import limits
 from swarm_protocol.commit_messages import ENDORSEMENT_PURPOSE, Endorsement
-from swarm_protocol.envelope import seal, unseal
+from swarm_protocol.envelope import unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
 
-from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate import RunSignatures, subject_of
 from swarm.training.state.certificate_history import CertificateHistory
+from swarm.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +44,9 @@ class EndorsementFile:
 
     def write(self, data: bytes) -> None:
         """Replace the stored endorsement. A failure is only a warning, since other members have it, too."""
-        partial = self._folder / "endorsement.partial"
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(data)
-            partial.replace(self._path)
+            write_whole(self._path, (data,))
         except OSError as error:
             logger.warning("the run's endorsement cannot be kept in %s: %s", self._folder, error)
 
@@ -64,8 +62,7 @@ class Endorsements:
 
     def recall(self, signatures: RunSignatures, now: float) -> None:
         """Take the endorsement in the store, unless it is no longer valid. Blocks."""
-        data = self._store.read() if self._store is not None else b""
-        if data:
+        if data := self._store.read() if self._store is not None else b"":
             try:
                 self._keep(data, signatures, now)
             except (PeerViolation, IntegrityError) as error:
@@ -95,19 +92,6 @@ class Endorsements:
         return True
 
 
-def sign_endorsement(endorsement: Endorsement, signatures: RunSignatures, now: float) -> bytes:
-    """Sign `endorsement` as the run's author."""
-    return seal(
-        signatures.identity,
-        purpose=ENDORSEMENT_PURPOSE,
-        network_id=signatures.network_id,
-        subject=_subject(endorsement),
-        payload=endorsement.to_bytes(),
-        issued_at=now,
-        expires_at=now + limits.CERTIFICATE_LIFETIME_S,
-    ).to_bytes()
-
-
 def read_endorsement(data: bytes, signatures: RunSignatures, now: float) -> Endorsement:
     """Return the endorsement in `data`. Raises PeerViolation or IntegrityError unless the run's author signed it and it
     fits the run."""
@@ -127,12 +111,8 @@ def _read(data: bytes, signatures: RunSignatures, now: float) -> tuple[Endorseme
     endorsement = Endorsement.from_bytes(envelope.payload)
     if envelope.peer_id != signatures.author:
         raise PeerViolation("an endorsement is not signed by the run's author", peer_id=envelope.peer_id)
-    if (endorsement.run, envelope.subject) != (signatures.run, _subject(endorsement)):
+    if (endorsement.run, envelope.subject) != (signatures.run, subject_of(endorsement)):
         raise PeerViolation("an endorsement is of another run", peer_id=envelope.peer_id)
     if endorsement.outer_step > signatures.last_step or not signatures.admits(*endorsement.roster):
         raise PeerViolation("an endorsement is of a state that the run does not allow", peer_id=envelope.peer_id)
     return endorsement, envelope.expires_at
-
-
-def _subject(endorsement: Endorsement) -> str:
-    return f"{endorsement.run}/endorsement/{endorsement.sequence}"

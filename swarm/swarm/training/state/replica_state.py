@@ -328,8 +328,6 @@ class Assembly:
 
     def put(self, index: int, data: bytes) -> None:
         """Take chunk `index`. Raises IntegrityError, and changes nothing, if its size or digest is wrong."""
-        if not 0 <= index < len(self.manifest.chunk_digests):
-            raise IntegrityError(f"the state has no chunk {index}")
         if len(data) != self.manifest.chunk_size(index):
             raise IntegrityError(f"chunk {index} has {len(data)} bytes instead of {self.manifest.chunk_size(index)}")
         if hashlib.sha256(data).digest() != self.manifest.chunk_digests[index]:
@@ -351,10 +349,9 @@ class Assembly:
                     self.put(index, state.chunk(index))
 
     def finish(self) -> ReplicaState:
-        """Return the state. Raises IntegrityError if chunks are missing, or a value is not finite. Do not use the
-        assembly afterwards."""
-        if self._missing:
-            raise IntegrityError(f"{len(self._missing)} chunks of the state are missing")
+        """Return the state, of which no chunk may be missing. Raises IntegrityError if a value is not finite. Do not
+        use the assembly afterwards."""
+        assert not self._missing
         if not all(bool(torch.isfinite(x_N).all()) for x_N in (self._theta_N, self._momentum_N)):
             raise IntegrityError("the state holds values that are not finite")
         return ReplicaState(manifest=self.manifest, theta_N=self._theta_N, momentum_N=self._momentum_N)

@@ -28,7 +28,8 @@ from swarm.training.run.run_tables import InnerConfig
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from torch import Tensor, nn
 
-CONFIG = InnerConfig(optimizer="muon", batch_windows=5, warmup_steps=1, learning_rate=1e-2)
+# not muon, with which each worker imports torch's compiler for two seconds
+CONFIG = InnerConfig(optimizer="adamw", batch_windows=5, warmup_steps=1, learning_rate=1e-2)
 TWO = LocalOptions(devices=("cpu", "cpu"))
 
 
@@ -116,7 +117,7 @@ def test_mismatched_tensors_are_refused_and_the_workers_keep_running(two: Severa
         two.load(torch.zeros(3))
     with pytest.raises(ValueError, match="the slice has 4 values"):
         two.take_in(slice(0, 4), torch.zeros(3), 0.0)
-    with pytest.raises(IntegrityError, match="not of this model's muon"):
+    with pytest.raises(IntegrityError, match="not of this model's adamw"):
         two.load_state({"num_steps": torch.tensor([1])})
     assert two.flat().shape == _one().flat().shape
     assert two.pids == pids
@@ -130,6 +131,17 @@ def test_step_that_diverges_raises_round_error_and_the_workers_keep_running(two:
     two.load(theta_N)
     assert torch.equal(two.flat(), theta_N)
     assert two.pids == pids
+
+
+def test_worker_that_died_between_two_calls_is_noticed_by_the_next_and_load_starts_anew(two: SeveralDevices) -> None:
+    theta_N = _one().flat()
+    two.load(theta_N)
+    pid = two.pids[1]
+    os.kill(pid, signal.SIGKILL)
+    assert _wait_until(lambda: _is_gone(pid))
+    _fails(two, windows(4), "training on several devices failed")
+    two.load(theta_N)
+    assert torch.equal(two.flat(), theta_N)
 
 
 def test_worker_that_dies_or_fails_raises_round_error_at_once_and_load_starts_new_workers(
@@ -162,17 +174,6 @@ def test_worker_that_dies_or_fails_raises_round_error_at_once_and_load_starts_ne
     wait = connection.wait
     monkeypatch.setattr(connection, "wait", late)
     _fails(two, x_BT, "cpu: RuntimeError: no token of these is known")
-
-
-def test_worker_that_died_between_two_calls_is_noticed_by_the_next_and_load_starts_anew(two: SeveralDevices) -> None:
-    theta_N = _one().flat()
-    two.load(theta_N)
-    pid = two.pids[1]
-    os.kill(pid, signal.SIGKILL)
-    assert _wait_until(lambda: _is_gone(pid))
-    _fails(two, windows(4), "training on several devices failed")
-    two.load(theta_N)
-    assert torch.equal(two.flat(), theta_N)
 
 
 def _fails(two: SeveralDevices, x_BT: Tensor, message: str) -> None:

@@ -156,7 +156,7 @@ def test_resume_order_with_the_maximum_number_of_members_is_accepted() -> None:
     roster = sorted(Identity(number.to_bytes(32, "big")).peer_id for number in range(limits.MAX_GROUP_MEMBERS))
     order = ResumeOrder(run="run", sequence=1, outer_step=STEP, state_digest=bytes(32), roster=tuple(roster))
     signatures = RunSignatures(identity=author, network_id="test", run="run", author=author.peer_id)
-    certificate = Certificate(order=signatures.sign_order(order, NOW)).to_bytes()
+    certificate = Certificate(order=signatures.sign(order, NOW)).to_bytes()
 
     async def check(data: bytes) -> Proof:
         return signatures.check_certificate(data, NOW)

@@ -144,7 +144,7 @@ def test_member_refuses_an_order_that_is_forged_old_or_for_others() -> None:
             order = signatures.read_order(Certificate.from_bytes(certificate).order, now)
 
             async def refusal(order: ResumeOrder, signer: RunSignatures = signatures) -> str:
-                data = Certificate(order=signer.sign_order(order, now)).to_bytes()
+                data = Certificate(order=signer.sign(order, now)).to_bytes()
                 return (await deliver(network, Methods(swarm.run.run_id).resume, data, [target]))[target]
 
             later = replace(order, sequence=order.sequence + 1)
@@ -175,10 +175,10 @@ def test_member_follows_only_one_of_two_orders_with_the_same_sequence() -> None:
             context = members[0].trainer._steps.context
             now, signatures = swarm.internet.network(ONLOOKER).now(), RunSignatures.of_run(swarm.run, AUTHOR, "test")
             order = signatures.read_order(Certificate.from_bytes(certificate).order, now)
-            other = signatures.sign_order(replace(order, roster=(members[0].peer_id,)), now)
+            other = signatures.sign(replace(order, roster=(members[0].peer_id,)), now)
             proof = context.signatures.check_certificate(Certificate(order=other).to_bytes(), now)
             assert not await follows(context, ONLOOKER.peer_id, proof)
-            later = signatures.sign_order(replace(order, sequence=order.sequence + 1), now)
+            later = signatures.sign(replace(order, sequence=order.sequence + 1), now)
             proof = context.signatures.check_certificate(Certificate(order=later).to_bytes(), now)
             assert await follows(context, ONLOOKER.peer_id, proof)
             await swarm.finish()

@@ -439,13 +439,12 @@ def test_new_run_file_does_not_overwrite_a_file(tmp_path: Path) -> None:
 
 
 def test_new_run_file_leaves_no_file_when_the_disk_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def half_written(self: Path, text: str, **_options: Any) -> int:
-        self.write_bytes(text.encode()[:10])
+    def without_space(_partial: Path, _place: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = tmp_path / "run.toml"
     with monkeypatch.context() as full:
-        full.setattr(Path, "write_text", half_written)
+        full.setattr(Path, "replace", without_space)
         with pytest.raises(ConfigError, match="cannot be written: no space left") as refused:
             new_run_file(path, RunConfig(name="x"))
     assert refused.value.remedy == "free space there"

@@ -298,7 +298,7 @@ def test_certificate_of_a_first_group_with_an_uninvited_member_is_refused(
 def signed_order(author: RunSignatures, outer_step: int) -> bytes:
     roster = tuple(each.peer_id for each in IDENTITIES)
     order = ResumeOrder(run="run", sequence=1, outer_step=outer_step, state_digest=bytes(32), roster=roster)
-    return author.sign_order(order, NOW)
+    return author.sign(order, NOW)
 
 
 def test_group_is_refused_when_its_step_precedes_the_resume_order_that_it_names() -> None:

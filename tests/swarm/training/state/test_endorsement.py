@@ -21,7 +21,6 @@ from swarm.training.state.endorsement import (
     EndorsementFile,
     Endorsements,
     read_endorsement,
-    sign_endorsement,
 )
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateEndorsed, StateFetched
 from swarm_protocol.commit_messages import Endorsement, Outcome
@@ -207,10 +206,10 @@ def test_endorsement_reaches_all_members_and_changes_no_history(tmp_path: Path) 
             other = replace(first, sequence=first.sequence + 1, state_digest=b"o" * 32)
             target = swarm.members["m0"].peer_id
             method = Methods(swarm.run.run_id).endorse
-            answers = await deliver(network, method, sign_endorsement(other, signatures, network.now()), [target])
+            answers = await deliver(network, method, signatures.sign(other, network.now()), [target])
             assert "has another state of outer step" in answers[target]
             older = replace(first, sequence=first.sequence - 1)
-            answers = await deliver(network, method, sign_endorsement(older, signatures, network.now()), [target])
+            answers = await deliver(network, method, signatures.sign(older, network.now()), [target])
             assert "a later endorsement" in answers[target]
             assert found.proof.outer_step >= first.outer_step
             now = network.now()
@@ -238,7 +237,7 @@ def test_newcomer_waits_and_begins_no_run_when_nobody_shows_the_endorsed_history
         async with Swarm(config(min_group=1, outer_steps=NUM_STEPS)) as swarm, AsyncExitStack() as stack:
             signatures = RunSignatures.of_run(swarm.run, AUTHOR, "test")
             lost = replace(ENDORSEMENT, run=swarm.run.run_id)
-            data = sign_endorsement(lost, signatures, swarm.internet.network(ONLOOKER).now())
+            data = signatures.sign(lost, swarm.internet.network(ONLOOKER).now())
             network = swarm.internet.network(Identity(b"holder".ljust(32)))
             stack.push_async_callback(network.close)
             standing = Standing(outer_step=0, state_digest=bytes(32), endorsement=data).to_bytes()
@@ -262,7 +261,7 @@ def test_newcomer_waits_and_begins_no_run_when_nobody_shows_the_endorsed_history
 
 
 def test_endorsement_of_another_key_run_or_network_is_refused() -> None:
-    data = sign_endorsement(ENDORSEMENT, SIGNERS, NOW)
+    data = SIGNERS.sign(ENDORSEMENT, NOW)
     assert read_endorsement(data, SIGNERS, NOW) == ENDORSEMENT
     for reader in (
         replace(SIGNERS, author=ONLOOKER.peer_id),
@@ -281,6 +280,6 @@ def test_endorsement_of_another_key_run_or_network_is_refused() -> None:
 
 def test_expired_endorsement_is_not_shown() -> None:
     known = Endorsements()
-    assert known.take(sign_endorsement(ENDORSEMENT, SIGNERS, NOW), SIGNERS, NOW)
+    assert known.take(SIGNERS.sign(ENDORSEMENT, NOW), SIGNERS, NOW)
     assert known.shown(NOW)
     assert not known.shown(NOW + 2 * 366 * 86400)

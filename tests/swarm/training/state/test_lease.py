@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from swarm.training.state import lease as module
 from swarm.training.state.lease import (
@@ -41,7 +41,6 @@ def rounds(draw: st.DrawFn) -> tuple[list[str], dict[str, int | None]]:
     return roster, {member: draw(share) for member in roster}
 
 
-@settings(max_examples=400)
 @given(history=st.lists(rounds(), max_size=12), samples=st.integers(1, 9))
 def test_advance_commits_each_sample_once_and_skips_none_over_any_history(
     history: list[tuple[list[str], dict[str, int | None]]], samples: int

@@ -1,0 +1,34 @@
+"""Writes files completely or not at all: each is written beside its place, and then renamed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def write_whole(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, is_flushed: bool = False) -> None:
+    """Replace the file at `path` by `pieces`. With `is_flushed`, a loss of power does not undo it. Only one process
+    at a time may write a file. Raises OSError, and then leaves the file unchanged."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.writelines(pieces)
+            if is_flushed:
+                file.flush()
+                os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+    if is_flushed:
+        flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Flush the file or folder at `path` to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

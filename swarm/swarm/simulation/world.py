@@ -39,6 +39,7 @@ OnMinute = Callable[[float, int], None]
 NUM_SEEDS = 3
 """Nodes through which the others join, and which never leave."""
 
+REAL_LIMIT_S = 86400.0
 SAMPLE_S = 60.0
 REPLACE_WITHIN_S = 60.0
 """Maximum seconds between a node that leaves and the one that replaces it."""
@@ -53,15 +54,13 @@ _SEED = NodeClass(name="seed", up_mbit=1000.0, down_mbit=1000.0)
 _OPEN = Nat()
 
 
-def simulate(
-    scenario: Scenario, *, on_minute: OnMinute = lambda _minute, _nodes: None, real_limit_s: float = 86400.0
-) -> Report:
+def simulate(scenario: Scenario, *, on_minute: OnMinute = lambda _minute, _nodes: None) -> Report:
     """Run a scenario in virtual time and return its report.
 
     `on_minute` is called after each simulated minute, including those of the warm-up, with that minute and the number
     of nodes.
 
-    Raises `virtual_time.RealTimeout` after `real_limit_s` of real time, and what a task of the simulation raises.
+    Raises `virtual_time.RealTimeout` after REAL_LIMIT_S of real time, and what a task of the simulation raises.
     """
     thresholds = gc.get_threshold()
     # by default the garbage collector would go through millions of lasting objects so often that it took half the time
@@ -69,7 +68,7 @@ def simulate(
     try:
         with handing_over(SIZES), unchecked(UNCHECKED):
             run = World(scenario, on_minute).run()
-            measured = virtual_time.run(run, real_timeout_s=real_limit_s, watch_tasks=False)
+            measured = virtual_time.run(run, real_timeout_s=REAL_LIMIT_S, watch_tasks=False)
     finally:
         gc.set_threshold(*thresholds)
     return report_of(scenario, measured)

@@ -251,4 +251,4 @@ def replay_file(path: Path, state: ReplicaState, inner_of: Callable[[SignedRun],
             f"{path} proves nothing: computed once more, the interval gives what the member sent ({found.tier}, "
             f"distance {found.distance:.3g})"
         )
-    return run, Verdict(peer_id=case.member.peer_id, step=case.step, kind=WRONG_INTERVAL, reason=case.reason)
+    return run, case.verdict

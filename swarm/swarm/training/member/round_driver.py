@@ -108,7 +108,15 @@ class RoundDriver:
             spawn=self._spawn,
             on_certificate=convictions.hear,
         )
-        self._role = self._cluster_role(on_reduced_weight)
+        self._role = ClusterRole(
+            context,
+            self.setup,
+            began_at=state.began_at,
+            on_reduced_weight=on_reduced_weight,
+            on_certificate=self._take_certificate,
+            on_hurry=self.hurry,
+            on_abort=on_abort,
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempt_tasks: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup | None = None
@@ -335,17 +343,6 @@ class RoundDriver:
         until the next garbage collection."""
         if self.offer is not None:
             self.offer = replace(self.offer, delta_F=None, tree=None)
-
-    def _cluster_role(self, on_reduced_weight: Callable[[str, str], None]) -> ClusterRole:
-        return ClusterRole(
-            self._context,
-            self.setup,
-            began_at=self._state.began_at,
-            on_reduced_weight=on_reduced_weight,
-            on_certificate=self._take_certificate,
-            on_hurry=self.hurry,
-            on_abort=self._on_abort,
-        )
 
     async def _take_certificate(self, peer: str, certificate: bytes) -> None:
         """Take the certificate that the head `peer` shows. Raises PeerViolation or IntegrityError."""

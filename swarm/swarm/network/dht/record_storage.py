@@ -151,18 +151,20 @@ class RecordValidator:
         envelope, now = self._checked.get(data) or self._unseal(data), self.now()
         if envelope is None or drop_at(envelope.issued_at) <= now or envelope.issued_at > _latest(now):
             return None
-        self._remember(data, envelope)
+        self._remember(data, envelope, now)
         return envelope
 
-    def _remember(self, data: bytes, envelope: Envelope) -> None:
+    def _remember(self, data: bytes, envelope: Envelope, now: float) -> None:
         if data in self._checked:
             self._checked.move_to_end(data)
             return
         self._checked[data] = envelope
         self._num_checked_bytes += len(data) + _ENVELOPE_BYTES
-        while self._num_checked_bytes > _MAX_CHECKED_BYTES:
+        oldest = next(iter(self._checked.values()))
+        while self._num_checked_bytes > _MAX_CHECKED_BYTES or drop_at(oldest.issued_at) <= now:
             forgotten, _ = self._checked.popitem(last=False)
             self._num_checked_bytes -= len(forgotten) + _ENVELOPE_BYTES
+            oldest = next(iter(self._checked.values()))
 
     def _unseal(self, data: bytes) -> Envelope | None:
         try:

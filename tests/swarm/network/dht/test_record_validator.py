@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -116,6 +117,17 @@ def test_remembered_checked_records_are_bounded_in_bytes(monkeypatch: pytest.Mon
     kept = list(validator._checked)
     assert kept == [*offered[-len(kept) : -2], offered[-1], offered[-2]]
     assert most - 2 * limits.MAX_RECORD_BYTES < sum(len(each) + record_storage._ENVELOPE_BYTES for each in kept) <= most
+
+
+def test_remembered_records_are_forgotten_once_nobody_holds_them_any_more() -> None:
+    """Each node renews its records twice a minute: without this, a small network fills the bound with old ones."""
+    now = NOW
+    validator = RecordValidator("test", lambda: now)
+    for _ in range(100):
+        assert validator.envelope(sealed(issued_at=now)) is not None
+        now += limits.RECORD_LIFETIME_S / 2
+    num_lasting = math.ceil(2 * limits.MAX_RECORD_LIFETIME_S / limits.RECORD_LIFETIME_S)
+    assert len(validator._checked) == num_lasting
 
 
 @given(st.binary(max_size=400))

@@ -54,11 +54,7 @@ from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_download import ChunkStore
 from swarm.training.state.state_sync import claims_of, furthest, trainers
 from swarm.training.state.state_transfer import Fetcher
-from swarm.training.trainer_events import (
-    HeldOutMeasured,
-    TrainingEvent,
-    Waiting,
-)
+from swarm.training.trainer_events import HeldOutMeasured, TrainingEvent, Waiting
 
 T = TypeVar("T")
 

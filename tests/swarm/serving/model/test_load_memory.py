@@ -6,6 +6,7 @@ Each load has its own process, since a heap keeps what it once allocated.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -93,7 +94,9 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Lo
     for name in {name for _, name in CASES}:
         _save_model(models / name, int(name.partition("-")[0]), is_fp8=name.endswith("fp8"))
     command = [sys.executable, "-c", LOAD, models, json.dumps(CASES)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=110)
+    # with one thread: beside other tests, a team of threads takes several times as long, most of it to wait for cores
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=110, env=environment)
     figures = [Loaded(**json.loads(line)) for line in done.stdout.splitlines()]
     assert len(figures) == len(CASES), done.stderr
     return {(dtype, name): one for (dtype, name), one in zip(CASES, figures, strict=True)}

@@ -207,6 +207,30 @@ def test_observer_still_asks_a_member_that_showed_evidence_valid_only_for_those_
     assert len(asked) == 2
 
 
+def test_observer_remembers_those_with_worthless_evidence_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An observer that has seen no step asks any peer that says that it trains the run."""
+    monkeypatch.setattr("swarm.training.outside.observer.MAX_IGNORED", 2)
+
+    async def show(_peer: str, stream: Stream) -> None:
+        await stream.receive()
+        await stream.send(b"nothing")
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2)) as swarm, observing(swarm) as observer:
+            run = swarm.run.run_id
+            hostile = [swarm.internet.network(Identity(bytes([number]) * 32)) for number in range(200, 205)]
+            for network in hostile:
+                await network.serve_stream(Methods(run).bans, show)
+            claims = {each.peer_id: replace(trainer_record(), run=run, outer_step=99) for each in hostile}
+            for _ in hostile:
+                assert await observer.look_for_bans(claims) == ()
+            assert len(observer._ignored) == 2
+            for network in hostile:
+                await network.close()
+
+    virtual_time.run(main())
+
+
 def test_observer_asks_no_strangers_and_takes_few_bans_about_them_and_none_about_future_steps() -> None:
     """Anyone can make keys that convict themselves. Without a bound, the newest of these bans would displace those of
     members."""

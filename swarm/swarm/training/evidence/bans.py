@@ -21,6 +21,9 @@ MAX_STRANGERS = 32
 MAX_STRANGE_BYTES = 1 << 20
 """Maximum size of evidence against one of these, which bounds how many other bans it can displace."""
 
+MAX_IGNORED = 1024
+"""Maximum peers that are ignored because their evidence proved nothing: each liar may come with new keys."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:

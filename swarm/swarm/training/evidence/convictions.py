@@ -39,7 +39,7 @@ from swarm.network.interface import Stream
 from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
 from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
-from swarm.training.evidence.bans import Ban, Bans
+from swarm.training.evidence.bans import MAX_IGNORED, Ban, Bans
 from swarm.training.evidence.equivocation import EquivocationWatch
 from swarm.training.evidence.evidence import KINDS, EvidenceStore, accused, check
 from swarm.training.evidence.wrong_interval import IntervalAccusations, IntervalCase
@@ -82,7 +82,7 @@ class Convictions:
         self._on_disk: set[str] = set()
         self.in_group: Callable[[], Collection[str]] = tuple
         """Returns the members of this member's present group, of which some may be in no committed state yet."""
-        self._ignored: set[str] = set()
+        self._ignored = NewestItems[str, None](MAX_IGNORED)
         self._checking = asyncio.Lock()
         self._working: set[asyncio.Task[None]] = set()
         self._num_showing = 0
@@ -139,7 +139,7 @@ class Convictions:
             await self._take(data, passes_on=passes_on, sender=sender)
         except (PeerViolation, IntegrityError):
             if sender != self._context.network.peer_id:
-                self._ignored.add(sender)
+                self._ignored[sender] = None
             raise
 
     async def convict(self, evidence: Sequence[Evidence]) -> None:

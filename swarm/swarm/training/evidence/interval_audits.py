@@ -31,7 +31,7 @@ from torch import Tensor
 
 from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
-from swarm.training.evidence.bans import Verdict
+from swarm.training.evidence.bans import MAX_IGNORED, Verdict
 from swarm.training.evidence.evidence import open_file, proving
 from swarm.training.evidence.wrong_interval import (
     IntervalCase,
@@ -99,7 +99,7 @@ class IntervalAudits:
         self._starts = NewestItems[bytes, IntervalStart](NUM_STARTS)
         self._due = deque[Validation]()
         self._known: set[tuple[str, int]] = set()  # peers and steps
-        self._refuted: set[str] = set()
+        self._refuted = NewestItems[str, None](MAX_IGNORED)
 
     def begins_at(self) -> IntervalStart | None:
         """Return the inputs of the next step's interval; None if the run validates none."""
@@ -167,7 +167,7 @@ class IntervalAudits:
             await self._tell(case)
         elif due.is_accusation:
             accuser = case.finders[0]
-            self._refuted.add(accuser)
+            self._refuted[accuser] = None
             logger.warning("%s falsely accused %s", short_id(accuser), short_id(case.member.peer_id))
             self._on_event(FalselyAccused(step=case.step, peer_id=case.member.peer_id, accuser=accuser))
 

@@ -23,7 +23,8 @@ from swarm_protocol.records import TrainerRecord
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.training.evidence.bans import Ban, Bans, UnprovenToOutsiders, Verdict
+from swarm.newest_items import NewestItems
+from swarm.training.evidence.bans import MAX_IGNORED, Ban, Bans, UnprovenToOutsiders, Verdict
 from swarm.training.round.quorum import Succession, presence
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import Anchor, seek_endorsement, those_endorsed, whom_a_newcomer_asks
@@ -65,7 +66,7 @@ class Observer:
         self._config = run.config
         self._succession = Succession.of(run.config)
         self._bans = Bans(run.config)
-        self._ignored: set[str] = set()
+        self._ignored = NewestItems[str, None](MAX_IGNORED)
         self._chance = random.Random(network.peer_id)
         self._last: Proof | None = None
         self._confirmed: Endorsement | None = None
@@ -190,7 +191,7 @@ class Observer:
                         await self._take_evidence(data)
             except (PeerViolation, IntegrityError) as error:
                 logger.warning("evidence from %s is invalid: %s", peer, error)
-                self._ignored.add(peer)
+                self._ignored[peer] = None
             except SwarmError as error:
                 logger.info("%s does not say who is banned: %s", peer, error)
         return self._bans.at(step)

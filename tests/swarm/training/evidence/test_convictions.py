@@ -20,6 +20,7 @@ from swarm.network.memory.memory_network import MemoryInternet
 from swarm.network.memory.memory_stream import StreamEnd
 from swarm.testing import virtual_time
 from swarm.training.evidence import bans, wrong_interval
+from swarm.training.evidence import convictions as convictions_module
 from swarm.training.evidence.bans import Ban, Verdict
 from swarm.training.evidence.convictions import Convictions
 from swarm.training.member.round_service import RoundService
@@ -28,6 +29,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate_history import Proof
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Outcome
+from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.proof_messages import EVIDENCE_WANTED, Evidence
 from swarm_protocol.training_messages import Contribution, Group
@@ -102,6 +104,15 @@ def test_accusation_of_a_committed_step_convicts_without_the_vote_of_the_accused
 def self_conviction() -> tuple[str, bytes]:
     case = reduced()
     return IDENTITIES[1].peer_id, case.evidence(times_minus_ten(case.result())).evidence().to_bytes()
+
+
+def test_senders_of_worthless_evidence_are_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(convictions_module, "MAX_IGNORED", 2)
+    member = convictions()
+    for sender in ("one", "two", "three"):
+        with pytest.raises(PeerViolation):
+            asyncio.run(member.take(b"nothing", sender, passes_on=False))
+    assert list(member._ignored) == ["two", "three"]
 
 
 def test_bans_of_strangers_are_bounded_and_never_about_future_steps(monkeypatch: pytest.MonkeyPatch) -> None:

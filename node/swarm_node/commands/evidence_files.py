@@ -38,14 +38,7 @@ def verify(flags: Flags) -> int:
     path: Path | None = flags.options["path"]
     if path is None:
         raise UsageError("no evidence file is named", remedy="write swarm-node evidence verify FILE")
-    file = _usable(path)
-    emitter = Emitter(json=flags.json)
-    if _is_of_possession(file):
-        _judge_possession(path, file, emitter)
-    elif file.run:
-        _tell(path, flags.options["run"], emitter, _replay(flags))
-    else:
-        _judge_answer(path, file, flags.options["model"], emitter)
+    _print(path, Emitter(json=flags.json), flags)
     return 0
 
 
@@ -63,7 +56,7 @@ def show(flags: Flags) -> int:
     paths = [*of_runs, *answers_in(home.served_evidence), *files_of_networks(home.convicted_servers)]
     for path in paths:
         try:
-            _print_kept(path, emitter)
+            _print(path, emitter)
         except SwarmError as error:
             emitter.warning(error.message, remedy=error.remedy)
     if not paths:
@@ -74,12 +67,15 @@ def show(flags: Flags) -> int:
     return 0
 
 
-def _print_kept(path: Path, emitter: Emitter) -> None:
+def _print(path: Path, emitter: Emitter, flags: Flags | None = None) -> None:
+    """Print what the file proves, as far as it proves it by itself, or with what the `flags` of `verify` name."""
     file = _usable(path)
     if _is_of_possession(file):
         _judge_possession(path, file, emitter)
     elif file.run:
-        _tell(path, None, emitter)
+        _tell(path, flags.options["run"] if flags else None, emitter, _replay(flags) if flags else None)
+    elif flags:
+        _judge_answer(path, file, flags.options["model"], emitter)
     else:
         _tell_answer(path, file, emitter)
 

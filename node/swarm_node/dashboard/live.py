@@ -95,7 +95,7 @@ class LiveResponse(Response):
     media_type = "text/event-stream"
 
     def __init__(self, live: Live) -> None:
-        super().__init__(headers=HEADERS)
+        super().__init__()
         self._live = live
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

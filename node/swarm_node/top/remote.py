@@ -134,7 +134,8 @@ class DashboardClient:
                 async for piece in answer.aiter_bytes():
                     data += piece
                     if len(data) > MAX_ANSWER_BYTES:
-                        raise _too_large(self._url)
+                        message = f"{self._url} sends more than {MAX_ANSWER_BYTES} bytes"
+                        raise PeerViolation(message, remedy="check that --url is a dashboard's")
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError) as error:
             raise self._no_dashboard(_reason(error)) from error
         if answer.status_code == httpx.codes.NOT_FOUND:
@@ -178,10 +179,6 @@ def _parsed(data: bytearray, kind: type[T], url: str) -> T:
             f"{url} does not answer as a dashboard: {f'{where}: ' if where else ''}{first['msg']}"[:300],
             remedy="check --url; if it is a dashboard's, update the older of the two programs",
         ) from error
-
-
-def _too_large(url: str) -> PeerViolation:
-    return PeerViolation(f"{url} sends more than {MAX_ANSWER_BYTES} bytes", remedy="check that --url is a dashboard's")
 
 
 def _quoted(name: str) -> str:

@@ -295,12 +295,12 @@ def open_store(place: Path | str) -> tuple[Store, HistoryError | None]:
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            return _opened(place, shown), None
+            return _opened(url, file, shown), None
         except (SQLAlchemyError, sqlite3.Error, HistoryError) as error:
             if file is None or not is_damage(error):
                 raise
             news = put_aside(file)
-            return _opened(place, shown), news
+            return _opened(url, file, shown), news
     except Exception as error:  # a driver may raise any error if another kind of program answers
         if (known := reason(error, shown)) is not None:
             raise known from error
@@ -323,9 +323,8 @@ def put_aside(file: Path) -> HistoryError:
     )
 
 
-def _opened(place: Path | str, shown: str) -> Store:
-    url = url_of(place)
-    writer, file = engine_for(url), sqlite_file(url)
+def _opened(url: URL, file: Path | None, shown: str) -> Store:
+    writer = engine_for(url)
     if file is not None:
         _check_beginning(file)
     try:

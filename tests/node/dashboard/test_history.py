@@ -8,7 +8,9 @@ import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import pytest
 from support.history_places import place, postgres  # noqa: F401
+from swarm_node.dashboard.history import reader
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import Turnover
 from swarm_node.dashboard.history.recorder import SeriesSample, StepFact
@@ -165,20 +167,26 @@ def test_series_averages_and_leaves_gaps(place: Path | str) -> None:  # noqa: F8
     remembered(place, tell, ask)
 
 
-def test_steps_are_evenly_chosen_with_both_ends(place: Path | str) -> None:  # noqa: F811
+def test_steps_are_evenly_chosen_with_both_ends(
+    place: Path | str,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert reader.MAX_STEPS == 500
+    monkeypatch.setattr(reader, "MAX_STEPS", 50)
+
     def tell(history: DashboardHistory) -> None:
-        for number in range(1, 531):
+        for number in range(1, 54):
             history.record_step(step(number))
 
     async def ask(history: DashboardHistory) -> None:
         steps = await history.steps("run-1", limit=10_000)
         numbers = [each.outer_step for each in steps]
-        assert len(numbers) == 500
-        assert (numbers[0], numbers[-1]) == (1, 530)
+        assert len(numbers) == 50
+        assert (numbers[0], numbers[-1]) == (1, 53)
         assert {late - early for early, late in itertools.pairwise(numbers)} == {1, 2}
         newest = steps[-1]
-        assert (newest.loss, newest.digest, newest.num_members, newest.num_tokens) == (1 / 530, "d530", 2, 30)
-        assert [each.outer_step for each in await history.steps("run-1", limit=1)] == [530]
+        assert (newest.loss, newest.digest, newest.num_members, newest.num_tokens) == (1 / 53, "d53", 2, 30)
+        assert [each.outer_step for each in await history.steps("run-1", limit=1)] == [53]
         assert await history.steps("run-2") == ()
 
     remembered(place, tell, ask)

@@ -26,6 +26,7 @@ from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
 from swarm_protocol.manifest_messages import PublishedManifest
 from swarm_protocol.records import ServeRecord
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import Network
 from swarm.newest_items import NewestItems
 from swarm.serving.manifest.possession import AskedProof, ask_for_proof
@@ -102,11 +103,7 @@ class PossessionChecks:
                 self._tasks[key] = task
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks(*self._tasks.values())
 
     async def _prove(self, peer_id: str, record: ServeRecord, published: PublishedManifest) -> None:
         try:

@@ -14,6 +14,7 @@ from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerError, StartError
 from swarm_protocol.network_invitation import NetworkInvitation
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import GivenPeers
@@ -49,8 +50,7 @@ async def start_host(options: Libp2pOptions, given: GivenPeers, policy: DialPoli
         host = await Host.start(daemon_options)
         await check
     except BaseException:
-        check.cancel()
-        await asyncio.wait((check,))
+        await end_tasks(check)
         if host is not None:
             await host.stop()
         raise
@@ -108,9 +108,7 @@ async def _reach_any(host: Host, addrs: Sequence[PeerAddr | Contact]) -> list[st
         await first_success(set(dials))
         return [peer_id for dial, peer_id in dials.items() if succeeded(dial)]
     finally:
-        for dial in dials:
-            dial.cancel()
-        await asyncio.wait(dials)
+        await end_tasks(*dials)
 
 
 async def _is_there(host: Host, reached: Sequence[str], peer_id: str, network_id: str) -> bool:

@@ -28,6 +28,7 @@ from swarm_protocol.errors import (
 )
 from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import ControlError
@@ -238,10 +239,7 @@ async def _dial_until_one_answers(
             await asyncio.wait(dials, timeout=LATE_ANSWERS_S)
         return dict(dials)
     finally:
-        for task in dials:
-            task.cancel()
-        if dials:
-            await asyncio.wait(dials)
+        await end_tasks(*dials)
 
 
 async def first_success(tasks: set[asyncio.Task[T]], *, timeout_s: float | None = None) -> None:

@@ -22,6 +22,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.wire import handing_over
 
 from swarm import heap
+from swarm.ended_tasks import end_tasks
 from swarm.network.membership import Membership
 from swarm.network.rate import Rate
 from swarm.simulation.message_sizes import SIZES, UNCHECKED
@@ -288,8 +289,4 @@ class World:
             self._has_failed.set()
 
     async def _end_tasks(self) -> None:
-        tasks = set(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks(*self._tasks)

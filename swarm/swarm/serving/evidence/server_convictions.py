@@ -32,6 +32,7 @@ from swarm_protocol.served_evidence_messages import (
     ServerBansRequest,
 )
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
@@ -185,11 +186,7 @@ class ServerConvictions:
 
     async def close(self) -> None:
         """Cancel running tasks. Bans stay, and further evidence may be taken."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks(*self._tasks)
 
     async def _on_evidence(self, peer_id: str, data: bytes) -> bytes:
         await self.take(data, peer_id)

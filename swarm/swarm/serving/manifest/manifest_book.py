@@ -23,6 +23,7 @@ from swarm_protocol.manifest_messages import (
 )
 from swarm_protocol.records import ServeRecord
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import Network
 from swarm.newest_items import NewestItems
 
@@ -121,10 +122,7 @@ class ManifestBook:
             await asyncio.wait(waiting, timeout=within_s)
 
     async def close(self) -> None:
-        for task in self._fetching.values():
-            task.cancel()
-        if self._fetching:
-            await asyncio.wait(self._fetching.values())
+        await end_tasks(*self._fetching.values())
 
     async def _fetch(self, model: str, digest: bytes, holders: Sequence[str]) -> None:
         try:

@@ -21,6 +21,7 @@ from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.manifest_messages import PublishedManifest
 from swarm_protocol.serving_messages import FilesResponse
 
+from swarm.ended_tasks import end_tasks
 from swarm.heap import give_back
 from swarm.network.interface import FailpointHook, no_failpoints
 from swarm.serving.engine.engine import Engine, EngineOptions
@@ -260,10 +261,7 @@ class Deployment:
     async def close(self) -> None:
         """End its sequences and wait for the running pass. A second call does nothing. If the wait is cancelled, the
         pass still ends by itself."""
-        for task in self._running:
-            task.cancel()
-        if self._running:
-            await asyncio.wait(self._running)
+        await end_tasks(*self._running)
         await asyncio.get_running_loop().run_in_executor(None, partial(self.engine.close, wait=True))
 
 

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from swarm_protocol.errors import PeerUnreachable, SwarmError
 from swarm_protocol.session_frames import Frame, OpenSequence, Push, PushRefused, ServerLeaving
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import Stream, StreamOpener
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 
@@ -131,10 +132,7 @@ class ConnectionPool:
 
     async def close(self) -> None:
         self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await end_tasks(*self._tasks)
 
     def _open(self, peer_id: str, model: str) -> asyncio.Future[ClientConnection]:
         loop = asyncio.get_running_loop()

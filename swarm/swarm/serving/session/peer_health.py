@@ -19,6 +19,7 @@ from functools import partial
 
 from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
 from swarm.router.routing import RoutingContext
@@ -109,11 +110,7 @@ class PeerHealth:
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
 
     async def close(self) -> None:
-        tasks = {*self._pings.values(), *([self._measuring] if self._measuring is not None else [])}
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks(*self._pings.values(), *([self._measuring] if self._measuring is not None else []))
 
     def measure(self, peer_ids: Iterable[str]) -> None:
         """Measure the round trips to these peers in the background, unless a measurement is under way."""

@@ -89,6 +89,12 @@ def test_promise_is_kept_without_its_parts_when_they_are_damaged(tmp_path: Path)
         assert PromiseFile(tmp_path).read() == PROMISE
 
 
+def test_parts_that_a_killed_process_wrote_half_are_deleted_at_the_next_vote(tmp_path: Path) -> None:
+    (tmp_path / f".parts-{'0' * 32}.bin.partial").write_bytes(PARTS[0])
+    PromiseFile(tmp_path).write(PROMISE)
+    assert sorted(path.name[:6] for path in tmp_path.iterdir()) == ["parts-", "promis"]
+
+
 def test_promise_that_cannot_be_written_raises_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "votes").write_text("a file where the folder should be")
     with pytest.raises(ConfigError, match="vote cannot be written"):

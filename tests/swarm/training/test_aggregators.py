@@ -13,7 +13,7 @@ from support.round_scripts import PEERS
 from support.training_swarm import Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.run_member import RunMember
-from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
 from swarm.training.run.run_cost import warnings_of
 from swarm.training.run.signed_run import LATER_SETTINGS, from_mapping, identifying_mapping, to_mapping
 from swarm.training.state.run_context import RunContext
@@ -170,6 +170,13 @@ def test_default_aggregator_is_robust() -> None:
 def test_aggregator_of_a_round_follows_from_the_number_of_contributors(num_contributors: int, name: str) -> None:
     run = RunConfig(name="run", aggregator="multi_krum", fallback="median")
     assert run.aggregator_for(num_contributors).name == name
+
+
+@pytest.mark.parametrize(("fallback", "in_cluster"), [("median", "median"), ("", DEFAULT_AGGREGATOR)])
+def test_small_cluster_of_a_run_without_a_fallback_uses_the_default_aggregator(fallback: str, in_cluster: str) -> None:
+    run = RunConfig(name="run", aggregator="multi_krum", fallback=fallback, min_group=5)
+    assert run.aggregator_for(4).name == (fallback or "multi_krum")
+    assert [run.aggregator_for(number, in_cluster=True).name for number in (5, 4)] == ["multi_krum", in_cluster]
 
 
 @pytest.mark.parametrize(

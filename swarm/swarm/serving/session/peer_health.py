@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 
 from swarm.ended_tasks import end_tasks
 from swarm.network.membership import Membership
@@ -27,9 +27,9 @@ from swarm.serving.session.session_actions import AvoidPeer, FailureCause
 from swarm.trust.reputation import Reputation
 
 FIRST_BACKOFF_S = 1.0
-SILENT_BACKOFF_S = 15.0
-"""The first backoff of a server that has fallen silent. If it is cut off, it stays listed for a minute, and an answer
-that begins with it waits up to `session_state.OPEN_S`."""
+GONE_BACKOFF_S = 15.0
+"""The first backoff of a server that has fallen silent or cannot be reached. If it is cut off or has crashed, it stays
+listed for a minute, and an answer that begins with it waits up to `session_state.OPEN_S`."""
 
 MAX_BACKOFF_S = 60.0
 VIOLATION_BACKOFF_S = 3600.0
@@ -266,7 +266,7 @@ class PeerHealth:
         has left."""
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
-        first_s = SILENT_BACKOFF_S if isinstance(error, PeerTimeout) else FIRST_BACKOFF_S
+        first_s = GONE_BACKOFF_S if isinstance(error, PeerTimeout | PeerUnreachable) else FIRST_BACKOFF_S
         backoff_s = failures.backoff_s = min(MAX_BACKOFF_S, max(first_s, 2 * failures.backoff_s))
         rest_s = min(REST_S, backoff_s)
         if isinstance(error, PeerViolation):

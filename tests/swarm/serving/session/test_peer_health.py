@@ -7,20 +7,20 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from swarm.serving.session.peer_health import (
     FAILING_S,
+    GONE_BACKOFF_S,
     HEARD_S,
     LEAVING_BACKOFF_S,
     LEAVING_REST_S,
     MAX_BACKOFF_S,
     MAX_PEERS,
     REST_S,
-    SILENT_BACKOFF_S,
     VIOLATION_BACKOFF_S,
     PeerHealth,
 )
 from swarm.serving.session.session_actions import AvoidPeer, FailureCause
 from swarm.serving.session.session_state import OPEN_S
 from swarm.testing import virtual_time
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 
 
 def membership() -> MagicMock:
@@ -63,17 +63,18 @@ async def each_time_s(
 
 def test_failing_peer_is_avoided_twice_as_long_each_time_up_to_a_bound() -> None:
     async def scenario(health: PeerHealth) -> None:
-        times = await each_time_s(health, PeerUnreachable("gone"), 8, avoided_s)
+        times = await each_time_s(health, PeerError("broken"), 8, avoided_s)
         assert times == [1, 2, 4, 8, 16, 32, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
     run(scenario)
 
 
-def test_silent_peer_is_avoided_for_longer_than_an_answer_would_wait_for_it() -> None:
+@pytest.mark.parametrize("error", [PeerTimeout("silent"), PeerUnreachable("a dial had no answer")], ids=repr)
+def test_peer_that_is_gone_is_avoided_for_longer_than_an_answer_would_wait_for_it(error: PeerError) -> None:
     async def scenario(health: PeerHealth) -> None:
-        times = await each_time_s(health, PeerTimeout("silent"), 4, avoided_s)
+        times = await each_time_s(health, error, 4, avoided_s)
         assert times[0] > OPEN_S
-        assert times == [SILENT_BACKOFF_S, 2 * SILENT_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_S]
+        assert times == [GONE_BACKOFF_S, 2 * GONE_BACKOFF_S, MAX_BACKOFF_S, MAX_BACKOFF_S]
 
     run(scenario)
 
@@ -105,7 +106,7 @@ async def barred_s(health: PeerHealth, peer_id: str = "a") -> float:
 
 def test_failing_peer_is_barred_for_two_seconds_at_most() -> None:
     async def scenario(health: PeerHealth) -> None:
-        times = await each_time_s(health, PeerUnreachable("gone"), 8, barred_s)
+        times = await each_time_s(health, PeerError("broken"), 8, barred_s)
         assert times == [1, *[REST_S] * 7]
 
     run(scenario)
@@ -134,7 +135,7 @@ def test_success_clears_failures() -> None:
             health.failed("a", PeerTimeout("late"))
         health.worked("a")
         assert not is_avoided(health)
-        health.failed("a", PeerUnreachable("gone"))
+        health.failed("a", PeerError("broken"))
         assert await avoided_s(health) == 1
 
     run(scenario)

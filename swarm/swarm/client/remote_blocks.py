@@ -98,8 +98,8 @@ class CallRouteFinder:
                 return self._known.find_chain(start, end, replace(context, barred=barred))
             except NoChain as error:
                 self._check_size(error)
-                can_wait = self._is_patient or isinstance(self._last, PeerRefused)
-                if is_last or (looked_up and not can_wait):
+                is_refused = isinstance(self._last, PeerRefused)
+                if not is_refused and (is_last or (looked_up and not self._is_patient)):
                     raise
                 await self._wait(self._left_s)
                 looked_up = True
@@ -140,7 +140,7 @@ class CallRouteFinder:
                 self._health.failed(peer_id, error)
             else:
                 self._failed.add(peer_id)
-        self._num_failures += 1
+            self._num_failures += 1
         if self._num_failures > MAX_FAILURES:
             raise error
 

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from swarm.client import remote_blocks
 from swarm.client.remote_blocks import PATIENCE_S
 from swarm.client.request import ContextExceeded
 from swarm.network.interface import Stream
@@ -95,6 +96,14 @@ def test_call_is_retried_at_a_busy_server_and_not_when_it_is_too_large(boxes: An
             with pytest.raises(ContextExceeded, match="a block takes 12000 ms for 12 positions here"):
                 await swarm.client.forward(x, model="tiny")
             assert clock() - since_s < 6
+            # a pace that other work has slowed down says nothing about later
+            server.calls.room._max_bytes = 2**30
+            server.calls._paces[server.calls._current()] = ForwardPace(MAX_PIECE_MS, idle_ms=1.0)
+            with pytest.raises(PeerRefused, match="a block takes 12000 ms for 12 positions here now") as slow:
+                await swarm.client.forward(x, model="tiny")
+            assert slow.value.retry_after_s > 0
+            assert clock() - since_s < 6 + PATIENCE_S
+            server.calls._paces.clear()
             # other clients are not delayed by it
             assert len(await swarm.tokens()) == len(swarm.expected())
 
@@ -126,6 +135,22 @@ def test_call_that_is_too_large_for_one_server_waits_for_another_and_asks_the_fi
             assert torch.equal(await swarm.client.forward(x, model="tiny"), expected), "it rests for a second"
             swarm.internet.crash(swarm.who["s1"])
             with pytest.raises(SessionError):  # it may come back
+                await swarm.client.forward(x, model="tiny")
+
+    virtual_time.run(scenario())
+
+
+def test_call_that_is_too_large_for_more_servers_than_may_fail_is_refused_for_its_size(
+    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_blocks, "MAX_FAILURES", 1)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 3) as swarm:
+            x = await swarm.client.embed(TOKENS, model="tiny")
+            for server in swarm.servers.values():
+                server.calls.room._max_bytes = 100
+            with pytest.raises(ContextExceeded, match="a client may have 50"):
                 await swarm.client.forward(x, model="tiny")
 
     virtual_time.run(scenario())

@@ -1,8 +1,9 @@
 """One call on whole sequences: checked against the server's span, and cut into pieces that take about PIECE_MS. Pure.
 
-A piece runs some blocks on some sequences. The smallest is one block on one sequence, and a call is refused if that
-takes over MAX_PIECE_MS. If a call wants only some numbers of each row of logits, the head runs in pieces of its own, on
-some positions each: all logits of a long prompt would take gigabytes. `forward_server` runs the pieces.
+A piece runs some blocks on some sequences. The smallest is one block on one sequence. A call is refused if that takes
+over MAX_PIECE_MS, and for good only if it takes as long on the idle machine. If a call wants only some numbers of each
+row of logits, the head runs in pieces of its own, on some positions each: all logits of a long prompt would take
+gigabytes. `forward_server` runs the pieces.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ pass."""
 
 MAX_PIECE_MS = 1000.0
 
+SLOW_RETRY_AFTER_S = 5.0
+"""Seconds after which a call may be asked for again that only the server's other work makes too slow."""
+
 MIN_POSITION_MS = 1e-6
 """Minimum time of a position, for clocks that are too coarse."""
 
@@ -38,16 +42,21 @@ Direction: TypeAlias = Literal["forward", "backward"]
 
 class ForwardPace:
     """Estimates the milliseconds of a position on one block: at first from `forward_ms`, then as measured. It is good
-    until `until_s` on the loop's clock."""
+    until `until_s` on the loop's clock. On the idle machine a position takes at most `idle_ms`."""
 
-    def __init__(self, forward_ms: float) -> None:
+    def __init__(self, forward_ms: float, *, idle_ms: float = math.inf) -> None:
         self.until_s = math.inf
-        forward_ms = max(forward_ms, MIN_POSITION_MS)
-        self.ms: dict[Direction, float] = {"forward": forward_ms, "backward": BACKWARD_FACTOR * forward_ms}
+        self.ms = _by_direction(forward_ms)
+        self.idle_ms = _by_direction(min(forward_ms, idle_ms))
 
     def took(self, direction: Direction, num_positions: int, num_blocks: float, elapsed_ms: float) -> None:
         measured_ms = elapsed_ms / (num_positions * num_blocks)
         self.ms[direction] = max(MIN_POSITION_MS, 0.8 * self.ms[direction] + 0.2 * measured_ms)
+
+
+def _by_direction(forward_ms: float) -> dict[Direction, float]:
+    forward_ms = max(forward_ms, MIN_POSITION_MS)
+    return {"forward": forward_ms, "backward": BACKWARD_FACTOR * forward_ms}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +68,22 @@ class ForwardCut:
     spans: tuple[tuple[int, int], ...]
 
 
-def cut_call(num_positions: int, start: int, end: int, *, head_blocks: float, position_ms: float) -> ForwardCut:
+def cut_call(
+    num_positions: int, start: int, end: int, *, head_blocks: float, position_ms: float, idle_ms: float
+) -> ForwardCut:
     """Cut a call on sequences of `num_positions` into pieces. The head takes as long as `head_blocks` blocks, 0 without
-    a head.
+    a head. A position takes `position_ms` on a block now, and `idle_ms` on the idle machine.
 
-    Raises PeerRefused if one block takes too long.
+    Raises PeerRefused if one block takes too long, with `retry_after_s` if it would not on the idle machine.
     """
     block_ms = num_positions * position_ms
     if block_ms * max(1.0, head_blocks) > MAX_PIECE_MS:
+        is_final = num_positions * idle_ms * max(1.0, head_blocks) > MAX_PIECE_MS
         raise PeerRefused(
-            f"a block takes {block_ms:.0f} ms for {num_positions} positions here, and others would wait for it",
-            remedy="use shorter sequences",
+            f"a block takes {block_ms:.0f} ms for {num_positions} positions here"
+            f"{'' if is_final else ' now'}, and others would wait for it",
+            remedy="use shorter sequences" if is_final else "wait, or use shorter sequences",
+            retry_after_s=0.0 if is_final else SLOW_RETRY_AFTER_S,
             lacks_room=True,
         )
     num_blocks = end - start
@@ -108,6 +122,7 @@ class ForwardCall:
             asked.end,
             head_blocks=self.num_blocks(asked.end, asked.end),
             position_ms=self.pace.ms[self.direction],
+            idle_ms=self.pace.idle_ms[self.direction],
         )
 
     @property

@@ -146,7 +146,8 @@ class ForwardServer:
         now_s = asyncio.get_running_loop().time()
         pace = self._paces.get(deployed)
         if pace is None or pace.until_s <= now_s:
-            pace = self._paces[deployed] = ForwardPace(deployed.speed.prefill_ms)
+            idle_ms = deployed.loaded.speed.prefill_ms
+            pace = self._paces[deployed] = ForwardPace(deployed.speed.prefill_ms, idle_ms=idle_ms)
             pace.until_s = now_s + PACE_S
         return pace
 

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -46,11 +47,14 @@ def test_cut_covers_the_blocks_in_pieces_of_bounded_time(
     num_positions: int, num_blocks: int, head_blocks: float, position_ms: float
 ) -> None:
     block_ms = num_positions * position_ms
-    try:
-        cut = cut_call(num_positions, 3, 3 + num_blocks, head_blocks=head_blocks, position_ms=position_ms)
-    except PeerRefused:
-        assert block_ms * max(1.0, head_blocks) > MAX_PIECE_MS
+    cut_now = partial(cut_call, num_positions, 3, 3 + num_blocks, head_blocks=head_blocks, position_ms=position_ms)
+    if block_ms * max(1.0, head_blocks) > MAX_PIECE_MS:
+        for idle_ms, is_final in [(position_ms, True), (1e-6, False)]:
+            with pytest.raises(PeerRefused) as refused:
+                cut_now(idle_ms=idle_ms)
+            assert (refused.value.retry_after_s == 0) is is_final
         return
+    cut = cut_now(idle_ms=position_ms)
     assert [block for low, high in cut.spans for block in range(low, high)] == list(range(3, 3 + num_blocks))
     for low, high in cut.spans:
         if cut.num_sequences == high - low == 1:

@@ -107,9 +107,10 @@ class ModelServing:
         )
 
     async def _serve(self, placer: SpanPlacer) -> None:
-        leaving, rate = self._node.work_end.leaving, RecentRate(asyncio.get_running_loop().time(), RATE_S)
+        leaving = self._node.work_end.leaving
         try:
             await placer.start()
+            rate = RecentRate(asyncio.get_running_loop().time(), RATE_S)
             while not leaving.is_set():
                 if failure := placer.failure:
                     raise failure

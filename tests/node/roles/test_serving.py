@@ -11,6 +11,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 from swarm.router.placement import PlacementDecision
 from swarm.serving.server.capability import VolunteerOptions
+from swarm.testing import virtual_time
 from swarm_node.events.emitter import Emitter
 from swarm_node.node import StartupSteps
 from swarm_node.roles.serving import ModelServing
@@ -81,3 +82,28 @@ def test_serving_goes_on_while_the_server_moves_and_has_no_record(monkeypatch: p
     monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
     asyncio.run(ModelServing(node, Path("tiny"), "tiny", numbered=False).until_leaving())
     assert err.getvalue().splitlines()[-1] == "SERVING blocks 12:20 of 32, 0 tok/s"
+
+
+def test_rate_of_a_new_server_does_not_count_the_time_of_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[float] = []
+    node = MagicMock(work_end=Shutdown(), emitter=MagicMock())
+    node.network.network_id = "test"
+
+    def volunteer(*_: object, **__: object) -> AsyncMock:
+        server = MagicMock(start_block=12, end_block=20, sessions=(), num_tokens=0)
+
+        async def start() -> None:
+            await asyncio.sleep(600)
+            asyncio.get_running_loop().call_later(0.5, setattr, server, "num_tokens", 40)
+            asyncio.get_running_loop().call_later(2.5, end)
+
+        def end() -> None:
+            shown.append(node.activity.serving.tokens_per_s)
+            node.work_end.request("done")
+
+        return AsyncMock(start=start, failure=None, server=server)
+
+    monkeypatch.setattr("swarm_node.roles.serving.SpanPlacer", volunteer)
+    monkeypatch.setattr("swarm_node.roles.serving._options", lambda *_: VolunteerOptions())
+    virtual_time.run(ModelServing(node, Path("tiny"), "tiny", numbered=False).until_leaving())
+    assert shown == [20.0]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 def write_whole(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, is_flushed: bool = False) -> None:
     """Replace the file at `path` by `pieces`. With `is_flushed`, a loss of power does not undo it. Only one process
-    at a time may write a file. Raises OSError, and then leaves the file unchanged."""
+    at a time may write a file. Raises OSError, and then leaves the file unchanged, unless only flushing its folder
+    failed."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:

@@ -117,7 +117,10 @@ WRONG = [
     (("run", "watch", "unsigned.toml"), "no peer is named → give --peers"),
     (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it does not exist"),
     (("run", "export", "open-0123456789ab", "--out", "model", "--peers", PEER), "model exists already → move it away"),
-    (("chat", "story", "--peers", PEER, "--home", "nodes.toml"), "nodes.toml: a file is in the way → remove it"),
+    (
+        ("chat", "story", "--peers", PEER, "--home", "nodes.toml"),
+        "nodes.toml: a file is in the way → choose another directory with --home, or move",
+    ),
     (("chat", "story", "--peers", PEER, "--home", "nodes.toml/home"), "nodes.toml/home: a file is in the way"),
     (("run", "init", "nowhere/run.toml"), "cannot be written: no such file or directory → choose another place"),
     (

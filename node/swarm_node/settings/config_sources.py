@@ -86,7 +86,7 @@ def _from_file(path: Path, *, is_named: bool) -> dict[str, Given]:
         if is_named:
             raise ConfigError(f"there is no config file {path}", remedy="check --config, or leave it out") from None
         if isinstance(error, NotADirectoryError):
-            remedy = "remove it, or choose another directory with --home"
+            remedy = "choose another directory with --home, or move the file away"
             raise ConfigError(
                 f"cannot use the home directory {path.parent}: a file is in the way", remedy=remedy
             ) from None

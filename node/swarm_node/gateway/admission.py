@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.datastructures import MutableHeaders
+from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from swarm_protocol.errors import ConfigError, reason_of
 
@@ -241,7 +242,7 @@ class BodyLimit:
     one that does not arrive in time. It answers 429 for a body over SMALL_HTTP_BODY_BYTES while all bodies on their way
     exceed MAX_ARRIVING_BYTES, or those of the same address exceed MAX_ADDRESS_ARRIVING_BYTES. It answers 415 for a body
     that is compressed, or not declared as JSON, so that a page in a browser cannot send one without a CORS preflight
-    request.
+    request. A body for no route may have any type: the application answers 404 or 405 without reading it.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -286,7 +287,7 @@ class BodyLimit:
             if not self._arriving[caller]:
                 del self._arriving[caller]
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if body and kind != b"application/json":
+        if body and kind != b"application/json" and _has_route(scope):
             raise HttpError(415, "send JSON, with content-type: application/json", code="unsupported_media_type")
         if body and headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise HttpError(
@@ -309,6 +310,10 @@ class BodyLimit:
                 code="rate_limit_exceeded",
                 retry_after_s=http_limits.RETRY_AFTER_S,
             )
+
+
+def _has_route(scope: Scope) -> bool:
+    return any(route.matches(scope)[0] is Match.FULL for route in scope["app"].routes)
 
 
 def _check_values(body: bytearray) -> None:

@@ -63,6 +63,15 @@ def test_client_of_another_api_is_told_which_one_this_is() -> None:
     converse(ScriptedClient(), conversation)
 
 
+def test_upload_to_a_path_that_is_not_here_is_told_so() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for path, status in (("audio/transcriptions", 404), ("models", 405), ("completions", 415)):
+            answer = await openai._client.post(f"{openai.base_url}{path}", files={"file": b"x"})
+            assert answer.status_code == status
+
+    converse(ScriptedClient(), conversation)
+
+
 def test_compressed_body_is_refused_as_such() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         body = gzip.compress(b'{"model": "tiny", "prompt": "hi"}')

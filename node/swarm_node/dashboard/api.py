@@ -57,6 +57,7 @@ def router(source: ViewSource, live: Live, checkpoints: Checkpoints | None = Non
     ):
         answers: dict[int | str, dict[str, Any]] = {200: {"model": model}, **_failures(400, 404)}
         routes.add_api_route(path, endpoint, methods=["GET"], response_model=None, responses=answers)
+        routes.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
     items = {"oneOf": [_event("overview", _OVERVIEW), _event("heartbeat", _HEARTBEAT)]}
     events = {"text/event-stream": {"schema": {"type": "string", "description": EVENTS}, "itemSchema": items}}
     routes.add_api_route(
@@ -81,6 +82,9 @@ def router(source: ViewSource, live: Live, checkpoints: Checkpoints | None = Non
             416: {"description": "The file has no such range"},
             **_failures(400, 404),
         },
+    )
+    routes.add_api_route(
+        "/checkpoints/{run}/{name}", api.checkpoint, methods=["HEAD"], response_model=None, include_in_schema=False
     )
     return routes
 

@@ -66,6 +66,21 @@ def get(source: ExampleSource, *paths: str, folder: Path | None = None, **header
     return asyncio.run(main())
 
 
+def test_head_is_answered_as_get_but_for_the_stream_of_events(source: ExampleSource, folder: Path) -> None:
+    model, run, peer = (next(iter(each)) for each in (source.model_details, source.run_details, source.node_details))
+    views = ["overview", f"models/{model}", f"runs/{run}", "nodes", f"nodes/{peer}", "openapi.json"]
+    paths = [*views, f"series?name={next(iter(source.all_series))}", f"checkpoints/{RUN}/config.json"]
+
+    async def main() -> None:
+        async with visiting(source, folder) as client:
+            for path in paths:
+                assert (await client.head(f"/api/v1/{path}")).status_code == 200
+            assert (await client.head("/api/v1/nodes/nobody")).status_code == 404
+            assert (await client.head("/api/v1/events")).status_code == 404
+
+    asyncio.run(main())
+
+
 def test_api_returns_the_views_unchanged(source: ExampleSource) -> None:
     model, run, peer = (next(iter(each)) for each in (source.model_details, source.run_details, source.node_details))
     series = next(iter(source.all_series))

@@ -164,15 +164,19 @@ def check(flags: Flags) -> int:
     if flags.json:
         emitter.emit("model_check", model=model.name, **asdict(checked))
         return 0
-    emitter.result(f"{model.name} can be served: {checked.family}, {plural(checked.num_blocks, 'block')}")
+    blocks = f"{checked.family}, {plural(checked.num_blocks, 'block')}"
+    if isinstance(model, Path) and not has_weights:
+        emitter.result(
+            f"there are no weights in {model}: its config.json describes a model that can be served: {blocks}"
+        )
+    else:
+        emitter.result(f"{model.name} can be served: {blocks}")
     if checked.untried:
         emitter.result(
             f"its blocks cannot be tested from the config alone ({checked.untried}): they are tested when loaded"
         )
     if not has_tokenizer:
         emitter.result(f"clients cannot send it text: there is no tokenizer in {model}")
-    if isinstance(model, Path) and not has_weights:
-        emitter.result(f"there are no weights in {model}: only its config.json was checked")
     return 0
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import numba.np.arraymath  # noqa: F401 (with the first compiled loop it would be too late to do without SciPy)
 from swarm.serving.manifest.manifest_book import fetch_manifest
 from swarm.serving.model.model_files import hub_revision, load_manifest, open_model
+from swarm.serving.model.weight_check import check_weights
 from swarm.serving.server.deployment import DTYPES, Dtype
 from swarm.start_checkpoint import check_source, no_copy
 from swarm.training.data.corpus import check_meaning
@@ -68,6 +69,8 @@ class VolunteerRole(NodeRole):
             self._published = load_manifest(config.manifest) if config.manifest else None
             self._model_name = model_name(config.model)
             check_served(config.model, Home(config.home), config.blocks)
+            if isinstance(config.model, Path):
+                check_weights(open_model(config.model, self._published))
 
     def relay(self, config: Config) -> RelayUse:
         return config.relay

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,12 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, captured.out, captured.err
 
 
-def test_models_check_of_a_config_alone_says_that_it_can_be_served(
+def test_models_check_of_a_config_alone_says_first_that_there_are_no_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     LlamaConfig(num_hidden_layers=7).save_pretrained(tmp_path / "story")
-    alone = f"there are no weights in {tmp_path / 'story'}: only its config.json was checked\n"
-    assert check(capsys, str(tmp_path / "story")) == (0, f"story can be served: llama, 7 blocks\n{alone}", "")
+    alone = f"there are no weights in {tmp_path / 'story'}: its config.json describes a model that can be served"
+    assert check(capsys, str(tmp_path / "story")) == (0, f"{alone}: llama, 7 blocks\n", "")
     code, out, _ = check(capsys, str(tmp_path / "story"), "--json")
     assert code == 0
     found = json.loads(out)
@@ -176,3 +177,29 @@ def test_join_with_an_unsupported_model_is_refused_before_it_connects_or_reads_w
     arguments = ["--model", str(tmp_path / "model"), "--home", str(tmp_path / "home"), "--peers", peer, *blocks]
     assert cli.run(["join", *arguments]) == 1
     assert reason in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (Path.unlink, "names {shard}, which is not there"),
+        (lambda shard: shard.write_bytes(shard.read_bytes()[:-8]), "{shard} is damaged: "),
+    ],
+    ids=["missing", "truncated"],
+)
+def test_join_with_a_missing_or_truncated_weight_file_is_refused_by_its_name_before_it_connects(
+    spoil: Callable[[Path], object],
+    reason: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(daemon, "run", lambda *_: pytest.fail("the network is joined"))
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    story = tmp_path / "story"
+    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2)).save_pretrained(story, max_shard_size="20kB")
+    shard = max(story.glob("*.safetensors"))
+    spoil(shard)
+    peer = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
+    assert cli.run(["join", "--model", str(story), "--home", str(tmp_path / "home"), "--peers", peer]) == 1
+    assert reason.format(shard=shard.name) in capsys.readouterr().err

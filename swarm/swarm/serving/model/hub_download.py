@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import math
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -66,6 +67,8 @@ MAX_TENSORS = 2**20
 KEPT_FREE_BYTES = 1 << 30
 """Free bytes of the disk that a download leaves: strangers choose the models that a helper takes, and with a full disk
 neither this node nor others' programs can keep anything. A download of less leaves as much again as it takes."""
+
+_ERRNO = re.compile(r"\[Errno -?\d+\] ")
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of downloaded bytes and the total. A SwarmError that it raises ends the download."""
@@ -307,6 +310,7 @@ def _translated_errors(model_id: str, revision: str) -> Iterator[None]:
 
 def _broken_off(model_id: str, error: Exception) -> ConfigError:
     return ConfigError(
-        f"the download of {model_id} failed: {one_line(error)}",
-        remedy="check the connection to the hub and try again; what was downloaded is kept",
+        f"the download of {model_id} failed: {_ERRNO.sub('', one_line(error))}",
+        remedy="check the network and HTTPS_PROXY, name a mirror of the hub with HF_ENDPOINT, or give the path of a "
+        "local copy; what was downloaded is kept",
     )

@@ -148,7 +148,7 @@ def _spelled(name: str, origin: str) -> str:
 
 def _unknown(what: str, name: str, known: Sequence[str], spelled: Callable[[str], str] = str) -> UsageError:
     close = difflib.get_close_matches(name, known, n=1)
-    remedy = f"use an option's name from swarm-node COMMAND --help, such as {spelled('max_memory')}"
+    remedy = f"use an option's name from `swarm-node COMMAND --help`, such as {spelled('max_memory')}"
     if close:
         remedy = f"did you mean {spelled(close[0])}?"
     elif name == "home":

@@ -90,7 +90,7 @@ def test_resolve_lists_in_file_and_environment(tmp_path: Path) -> None:
         ("threads = 0x" + "f" * 5000, "more than 64 bits"),
         ("blocks = '4:2'", "is not a span START:END"),
         ("[table]\nx = 1", "unknown setting 'table'"),
-        ("[table]\nx = 1", "config.toml → use an option's name from swarm-node COMMAND --help, such as max_memory"),
+        ("qqq = 1", "config.toml → use an option's name from `swarm-node COMMAND --help`, such as max_memory"),
     ],
 )
 def test_resolve_bad_file_names_file_and_fault(tmp_path: Path, toml: str, expected: str) -> None:

@@ -23,6 +23,7 @@ from importlib import metadata
 from typing import Literal
 
 import torch
+from swarm.ended_tasks import end_tasks
 from swarm.network.discovery.dns_lookup import DnsLookup
 from swarm.network.discovery.own_networks import kinds_to_dial, own_subnets
 from swarm.network.discovery.peer_names import TIMEOUT_S, Lookup, is_named, resolve
@@ -346,8 +347,7 @@ async def check_local_network(config: Config) -> list[Finding]:
     )
     running = asyncio.create_task(discovery.run())
     found = await discovery.first(timeout_s=LISTEN_S)
-    running.cancel()
-    await asyncio.wait((running,))
+    await end_tasks(running)
     where = ", ".join(sorted({each.interface for each in segments}))
     who = plural(len(found), "node") if found else "no node"
     return [Finding("local network", "ok", f"{who} of {config.network_id} answered by multicast on {where}")]

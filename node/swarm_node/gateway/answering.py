@@ -25,6 +25,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from swarm.client import AsyncClient, Generation, Token
 from swarm.client.request import GenerationRequest, Prompt
+from swarm.ended_tasks import end_tasks
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import RATE_LIMITER, AnswerSlots
@@ -123,8 +124,7 @@ async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T |
         return Response(status_code=CLIENT_GONE)
     finally:
         gone.cancel()
-        task.cancel()
-        await asyncio.wait((task,))
+        await end_tasks(task)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

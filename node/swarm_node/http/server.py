@@ -26,6 +26,7 @@ from typing import ClassVar
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from swarm.ended_tasks import end_tasks
 from swarm.network.discovery.own_networks import source_addresses
 from swarm_protocol.errors import StartError, reason_of
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -90,8 +91,7 @@ async def serving(
             await running
         finally:
             listener.close()
-            running.cancel()
-            await asyncio.wait({running})
+            await end_tasks(running)
             await _end(server.server_state.tasks)
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from swarm.ended_tasks import end_tasks
 from swarm.temporary_folder import temporary_folder
 
 from swarm_node import diagnostics, interrupts
@@ -116,8 +117,7 @@ async def _remote(url: str, *, with_models: bool) -> AsyncIterator[ViewSource]:
         try:
             yield remote
         finally:
-            following.cancel()
-            await asyncio.wait({following})
+            await end_tasks(following)
 
 
 def is_light(colorfgbg: str) -> bool:

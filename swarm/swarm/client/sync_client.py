@@ -22,6 +22,7 @@ from swarm.client.catalog import ModelStatus
 from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.client.request import Generation, GenerationRequest, TextClient
 from swarm.client.text_at_home import KeptModels
+from swarm.ended_tasks import end_tasks
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE
 from swarm.serving.session.generate import Token
 from swarm.serving.tokenizer.model_assets import Message
@@ -177,8 +178,7 @@ class Client(TextClient[Iterator[Token]]):
         async def end() -> None:
             # the thread that waited for the token was interrupted
             if advancing is not None and not advancing.done():
-                advancing.cancel()
-                await asyncio.wait({advancing})
+                await end_tasks(advancing)
             await generation.aclose()
 
         try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from swarm_protocol.errors import ConfigError
 
 from swarm.client.catalog import ChosenRevision, ModelStatus
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import Network
 from swarm.serving.local_ends.kept_model import NUM_LAST_BLOCKS, KeptModel, WantedModel
 
@@ -98,8 +99,7 @@ class TextAtHome:
             if opening.done() and not opening.cancelled() and opening.exception() is None:
                 await opening.result().close()
             else:
-                opening.cancel()
-                await asyncio.wait({opening})
+                await end_tasks(opening)
 
 
 def _between(spans: Sequence[tuple[int, int]], first: int, last: int) -> tuple[tuple[int, int], ...]:

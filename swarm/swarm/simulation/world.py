@@ -119,7 +119,7 @@ class World:
             for node in self._population.nodes.values():
                 if node.host.is_up:
                     node.host.stop(goodbye=False)
-            await self._end_tasks()
+            await end_tasks(*self._tasks)
             logging.disable(logging.NOTSET)
 
     def _schedule_joins(self) -> None:
@@ -287,6 +287,3 @@ class World:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failures.append(error)
             self._has_failed.set()
-
-    async def _end_tasks(self) -> None:
-        await end_tasks(*self._tasks)

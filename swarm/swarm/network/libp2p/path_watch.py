@@ -21,6 +21,7 @@ from contextlib import contextmanager, suppress
 
 from swarm_protocol.errors import PeerRefused, PeerUnreachable
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.discovery.own_networks import source_addresses
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.host import Host
@@ -167,8 +168,7 @@ class PathWatch:
                 if echo.done() or self._heard_at.get(peer_id, began_at) > began_at:
                     return True
         finally:
-            echo.cancel()
-            await asyncio.wait((echo,))
+            await end_tasks(echo)
         logger.info("the path to %s is dead", peer_id)
         return False
 

@@ -25,6 +25,7 @@ from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerUnreachable
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, dial_failure, translate
 from swarm.network.libp2p.host import Host, connect_somewhere
@@ -171,8 +172,7 @@ class Reconnector:
         except CONTROL_FAILURES as error:
             raise translate(error, peer_id) from None
         finally:
-            connecting.cancel()
-            await asyncio.wait((connecting,))
+            await end_tasks(connecting)
         return None
 
     async def _connect(self, peer_id: str) -> None:

@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import Stream
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.host import Host, RawStream
@@ -266,8 +267,7 @@ class AcceptedStream:
                 if offer not in done:
                     raise PeerUnreachable("the peer left the stream", peer_id=self._peer_id)
         finally:
-            watching.cancel()
-            await asyncio.wait((watching,))
+            await end_tasks(watching)
         resumed = self._offer.result()
         self._offer = asyncio.get_running_loop().create_future()
         return resumed

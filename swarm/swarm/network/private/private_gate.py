@@ -22,6 +22,7 @@ from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, StartError, SwarmError
 from swarm_protocol.network_invitation import SEAL_BYTES, NetworkInvitation, PrivateGreeting
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.greeting import HELLO, Greeting, greeting_of, hello_of
@@ -174,8 +175,7 @@ class PrivateGate:
                     continue
                 telling = asyncio.create_task(self._tell(members), name="tell members of revocations")
         finally:
-            telling.cancel()
-            await asyncio.wait({telling})
+            await end_tasks(telling)
 
     async def _end_others(self, connected: Collection[str], end_streams: Callable[[str, PeerRefused], None]) -> None:
         """Disconnect former members, and then strangers that were connected for STRANGER_S. Strangers are not greeted

@@ -22,6 +22,7 @@ from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.manifest_messages import manifest_dtype
 from swarm_protocol.records import ServeRecord
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.revisions import manifest_of
@@ -120,8 +121,7 @@ class SpotChecks:
     async def close(self) -> None:
         """Drop queued answers, and cancel the running check."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await end_tasks(self._task)
 
     async def _run(self) -> None:
         while True:

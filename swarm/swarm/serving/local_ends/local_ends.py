@@ -24,6 +24,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, PeerUnreachable, 
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.serving_messages import FilesResponse
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import EndOfStream, Network
 from swarm.router.routing import Hop
 from swarm.serving.grammar.grammar_masks import GrammarPool
@@ -207,8 +208,7 @@ class LocalEnds:
     async def close(self) -> None:
         """End every session on these ends and free their memory. Call it once."""
         await self.connections.close()
-        self._main.cancel()
-        await asyncio.wait({self._main})
+        await end_tasks(self._main)
         for end in self._ends.values():
             await end.deployment.close()
         self._grammars.close()
@@ -222,8 +222,7 @@ class LocalEnds:
         try:
             yield near
         finally:
-            serving.cancel()
-            await asyncio.wait({serving})
+            await end_tasks(serving)
 
     async def _serve(self, end: _End, stream: LocalStream) -> None:
         error: SwarmError | None = None

@@ -18,6 +18,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerTimeout, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.router.placement import (
@@ -352,5 +353,4 @@ class SpanPlacer:
     async def _end_watch(self) -> None:
         if self._watch is not None:
             watch, self._watch = self._watch, None
-            watch.cancel()
-            await asyncio.wait({watch})
+            await end_tasks(watch)

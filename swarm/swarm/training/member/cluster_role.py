@@ -22,6 +22,7 @@ from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequest
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import EndOfStream, Stream
 from swarm.threads import in_executor
 from swarm.training.allreduce.parts import encode_slice, frames_of
@@ -133,8 +134,7 @@ class StepFollower:
                         return
         finally:
             self.is_led = False
-            bringing.cancel()
-            await asyncio.wait({bringing})
+            await end_tasks(bringing)
             if not bringing.cancelled() and (error := bringing.exception()) is not None:
                 raise error
 

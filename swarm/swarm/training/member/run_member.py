@@ -28,6 +28,7 @@ from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, grant_of
 from torch import Tensor
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import FailpointHook, Network, no_failpoints
 from swarm.network.membership import Membership
 from swarm.threads import in_executor, in_own_thread
@@ -328,8 +329,7 @@ class RunMember:
             await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-            joining.cancel()
-            await asyncio.wait((joining,))
+            await end_tasks(joining)
         return None if joining.cancelled() else joining.result()
 
     async def _join(self, steps: OuterSteps) -> list[str]:

@@ -40,7 +40,7 @@ FETCHED = re.compile(r"""\ssrc=["']?https?:|<link[^>]+rel=["']?stylesheet[^>]+ht
 loads from a content delivery network."""
 
 BREAKABLE = re.compile(r"(?<=\w)([/._])(?=\w{3})")
-"""Where a name may be broken: not before a short end, such as `.py` or `_S`."""
+"""The signs after which a long name may be broken, except before a short end, such as `.py` or `_S`."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

@@ -24,6 +24,16 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
     return code, captured.out, captured.err
 
 
+def refused_join(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path, *arguments: str
+) -> str:
+    """Return the error of `join` with this model. Fails unless it is refused before the network is joined."""
+    monkeypatch.setattr(daemon, "run", lambda *_: pytest.fail("the network is joined"))
+    home, peer = str(model.with_name("home")), f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
+    assert cli.run(["join", "--model", str(model), "--home", home, "--peers", peer, *arguments]) == 1
+    return capsys.readouterr().err
+
+
 def test_models_check_of_a_config_alone_says_first_that_there_are_no_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,12 +181,8 @@ def test_join_with_an_unsupported_model_is_refused_before_it_connects_or_reads_w
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(daemon, "run", lambda *_: pytest.fail("the network is joined"))
     config.save_pretrained(tmp_path / "model")  # type: ignore[attr-defined]
-    peer = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
-    arguments = ["--model", str(tmp_path / "model"), "--home", str(tmp_path / "home"), "--peers", peer, *blocks]
-    assert cli.run(["join", *arguments]) == 1
-    assert reason in capsys.readouterr().err
+    assert reason in refused_join(capsys, monkeypatch, tmp_path / "model", *blocks)
 
 
 @pytest.mark.parametrize(
@@ -194,12 +200,9 @@ def test_join_with_a_missing_or_truncated_weight_file_is_refused_by_its_name_bef
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(daemon, "run", lambda *_: pytest.fail("the network is joined"))
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
     story = tmp_path / "story"
     LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2)).save_pretrained(story, max_shard_size="20kB")
     shard = max(story.glob("*.safetensors"))
     spoil(shard)
-    peer = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER}"
-    assert cli.run(["join", "--model", str(story), "--home", str(tmp_path / "home"), "--peers", peer]) == 1
-    assert reason.format(shard=shard.name) in capsys.readouterr().err
+    assert reason.format(shard=shard.name) in refused_join(capsys, monkeypatch, story)

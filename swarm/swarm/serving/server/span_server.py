@@ -80,16 +80,6 @@ class SpanServer:
             self.convictions,
             offered=lambda: None if self.deployed is None else self.deployed.loaded.manifest,
         )
-        self._calls: Mapping[str, UnaryHandler] = {
-            f"{FILES_METHOD}/{name}": self._give_files,
-            f"{MANIFEST_METHOD}/{name}": self._give_manifest,
-            f"{POSSESSION_METHOD}/{name}": self.possession.answer,
-        }
-        self._streams: Mapping[str, StreamHandler] = {
-            f"{SESSION_METHOD}/{name}": self.connections.serve,
-            f"{KV_METHOD}/{name}": self.connections.serve_kv,
-            **self.calls.methods,
-        }
         self._network = network
         self._model_dir = model_dir
         self.state: ServeState = "joining"
@@ -244,6 +234,22 @@ class SpanServer:
             self._retiring.clear()
         if not main.cancelled():
             main.result()
+
+    @property
+    def _calls(self) -> Mapping[str, UnaryHandler]:
+        return {
+            f"{FILES_METHOD}/{self.name}": self._give_files,
+            f"{MANIFEST_METHOD}/{self.name}": self._give_manifest,
+            f"{POSSESSION_METHOD}/{self.name}": self.possession.answer,
+        }
+
+    @property
+    def _streams(self) -> Mapping[str, StreamHandler]:
+        return {
+            f"{SESSION_METHOD}/{self.name}": self.connections.serve,
+            f"{KV_METHOD}/{self.name}": self.connections.serve_kv,
+            **self.calls.methods,
+        }
 
     def _release(self) -> None:
         """Release the methods, so that another server of the model may serve them."""

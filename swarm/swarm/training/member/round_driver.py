@@ -96,10 +96,8 @@ class RoundDriver:
         self._on_abort = on_abort
         self._rest_s = rest_s
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        on_reduced_weight = partial(self.log.refuse, weight=DOWNWEIGHTED)
-        self.reductions = Reductions(
-            context, self.feed, on_reduced_weight=on_reduced_weight, convict=convictions.convict
-        )
+        on_reduced = partial(self.log.refuse, weight=DOWNWEIGHTED)
+        self.reductions = Reductions(context, self.feed, on_reduced_weight=on_reduced, convict=convictions.convict)
         self._queries = PeerQueries(
             context,
             lambda: self._state,
@@ -112,7 +110,7 @@ class RoundDriver:
             context,
             self.setup,
             began_at=state.began_at,
-            on_reduced_weight=on_reduced_weight,
+            on_reduced_weight=on_reduced,
             on_certificate=self._take_certificate,
             on_hurry=self.hurry,
             on_abort=on_abort,

@@ -263,11 +263,15 @@ class PeerHealth:
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Avoid the peer, with a backoff that doubles with each failure in a row. A leaving peer is avoided until it
-        has left."""
+        has left.
+
+        Failures of an avoided peer do not double it: they are mostly of requests that began before it failed.
+        """
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
         first_s = GONE_BACKOFF_S if isinstance(error, PeerTimeout | PeerUnreachable) else FIRST_BACKOFF_S
-        backoff_s = failures.backoff_s = min(MAX_BACKOFF_S, max(first_s, 2 * failures.backoff_s))
+        factor = 1 if now_s < failures.avoid_until_s else 2
+        backoff_s = failures.backoff_s = min(MAX_BACKOFF_S, max(first_s, factor * failures.backoff_s))
         rest_s = min(REST_S, backoff_s)
         if isinstance(error, PeerViolation):
             backoff_s = rest_s = VIOLATION_BACKOFF_S

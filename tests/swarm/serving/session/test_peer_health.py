@@ -90,9 +90,20 @@ def test_peer_that_says_that_it_waited_in_vain_is_not_taken_for_silent() -> None
 
 def test_peer_that_failed_thousands_of_times_is_avoided_for_the_bound() -> None:
     async def scenario(health: PeerHealth) -> None:
-        for _ in range(2000):
+        times = await each_time_s(health, PeerError("broken"), 2000, avoided_s)
+        assert times[-1] == MAX_BACKOFF_S
+
+    run(scenario)
+
+
+def test_sessions_that_lose_one_server_together_count_as_one_failure() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        for _ in range(16):
             health.failed("a", PeerTimeout("late"))
-        assert await avoided_s(health) == MAX_BACKOFF_S
+            await asyncio.sleep(0.5)
+        assert await avoided_s(health) == GONE_BACKOFF_S - 0.5, "since the last of them"
+        health.failed("a", PeerTimeout("late"))
+        assert await avoided_s(health) == 2 * GONE_BACKOFF_S
 
     run(scenario)
 

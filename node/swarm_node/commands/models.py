@@ -152,20 +152,12 @@ def check(flags: Flags) -> int:
     emitter = Emitter(json=flags.json)
     say_lookup(model, emitter)
     checked = check_served(model, home)
-    has_weights = isinstance(model, Path) and any(model.glob("*.safetensors*"))
-    has_tokenizer = True
-    if isinstance(model, Path) and has_weights:
-        from swarm.serving.model.model_files import open_model  # noqa: PLC0415
-        from swarm.serving.model.weight_check import check_weights  # noqa: PLC0415
-
-        files = open_model(model)
-        check_weights(files)
-        has_tokenizer = not TOKENIZER_FILES.isdisjoint(files.small_files())
+    lacks = _lacking(model) if isinstance(model, Path) else ""
     if flags.json:
-        emitter.emit("model_check", model=model.name, **asdict(checked))
+        emitter.emit("model_check", model=model.name, **asdict(checked), lacks=lacks)
         return 0
     blocks = f"{checked.family}, {plural(checked.num_blocks, 'block')}"
-    if isinstance(model, Path) and not has_weights:
+    if lacks == "weights":
         emitter.result(
             f"there are no weights in {model}: its config.json describes a model that can be served: {blocks}"
         )
@@ -175,9 +167,24 @@ def check(flags: Flags) -> int:
         emitter.result(
             f"its blocks cannot be tested from the config alone ({checked.untried}): they are tested when loaded"
         )
-    if not has_tokenizer:
+    if lacks == "tokenizer":
         emitter.result(f"clients cannot send it text: there is no tokenizer in {model}")
     return 0
+
+
+def _lacking(directory: Path) -> str:
+    """Check the files of a directory, and return what it lacks: "weights", "tokenizer", or "" for neither.
+
+    Raises ConfigError, IntegrityError.
+    """
+    if not any(directory.glob("*.safetensors*")):
+        return "weights"
+    from swarm.serving.model.model_files import open_model  # noqa: PLC0415
+    from swarm.serving.model.weight_check import check_weights  # noqa: PLC0415
+
+    files = open_model(directory)
+    check_weights(files)
+    return "tokenizer" if TOKENIZER_FILES.isdisjoint(files.small_files()) else ""
 
 
 def named_model(flags: Flags) -> Path | HubId:

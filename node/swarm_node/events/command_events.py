@@ -246,6 +246,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         family="text: its family, as transformers calls it",
         num_blocks="int: blocks of the model",
         untried="text: why its blocks can only be tested when they are loaded; empty: they were tested",
+        lacks="text: what its directory lacks, weights or tokenizer; empty: neither, or it is on a hub",
     ),
     "proof_failed": event_spec(
         "A server of a published model sent a wrong proof of possession of the model's files; it is not used any more.",

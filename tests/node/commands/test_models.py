@@ -44,7 +44,14 @@ def test_models_check_of_a_config_alone_says_first_that_there_are_no_weights(
     assert code == 0
     found = json.loads(out)
     del found["time"]
-    assert found == {"event": "model_check", "model": "story", "family": "llama", "num_blocks": 7, "untried": ""}
+    assert found == {
+        "event": "model_check",
+        "model": "story",
+        "family": "llama",
+        "num_blocks": 7,
+        "untried": "",
+        "lacks": "weights",
+    }
 
 
 def test_models_check_names_the_tensor_or_file_that_is_missing_or_wrong(
@@ -94,6 +101,7 @@ def test_models_check_says_that_there_is_no_tokenizer_and_names_a_damaged_one(
     place = tmp_path / "story"
     text = f"story can be served: llama, 1 block\nclients cannot send it text: there is no tokenizer in {place}\n"
     assert (code, out) == (0, text)
+    assert json.loads(check(capsys, str(place), "--json")[1])["lacks"] == "tokenizer"
     (tmp_path / "story" / "tokenizer.json").write_text('{"version": "1.0", "mod')
     code, _, err = check(capsys, str(tmp_path / "story"))
     assert (code, "tokenizer.json is damaged: " in err) == (1, True)

@@ -161,8 +161,8 @@ async def kept_parts(context: RunContext, outcome: Outcome) -> tuple[Data, ...]:
 async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) -> FetchedState | None:
     """Get the state that `proof` certifies, and adopt all states before it. None if the parts do not lead there.
 
-    The certificates in between need not be trusted: each certifies exactly the state that the next one starts from, and
-    the last one the state that `proof` starts from.
+    Each certificate in between certifies exactly the state that the next one starts from. Each also follows from the
+    one before, since its state is adopted even if the parts of the next one cannot be fetched.
     """
     num_bytes = 0
     try:
@@ -185,8 +185,9 @@ async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) ->
 
 async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:
     """Return the certificates from this member's state to `proof`, which comes last. Only the first of `peers` that
-    answers counts. The chain is empty if it shows none, or one that is too long."""
-    for peer in peers:
+    answers counts; those that voted for `proof` are asked first. The chain is empty if it shows none, one that is too
+    long, or one that the members did not vote for."""
+    for peer in sorted(peers, key=lambda peer: peer not in proof.voters):
         try:
             made_by = await _links(context, peer)
         except SwarmError as error:
@@ -198,8 +199,23 @@ async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> lis
             if before is None:
                 return []
             chain.insert(0, before)
-        return chain if len(chain) <= MAX_CATCH_UP_LINKS and _num_steps(chain) <= NUM_PARTS else []
+        is_short = len(chain) <= MAX_CATCH_UP_LINKS and _num_steps(chain) <= NUM_PARTS
+        return chain if is_short and _is_voted_for(context, chain[:-1]) else []
     return []
+
+
+def _is_voted_for(context: RunContext, links: Sequence[Proof]) -> bool:
+    """Return whether each of `links` has the votes of enough members of the state before it, or of those that a later
+    resume order names. The first one starts from this member's state. Strangers can make certificates of their own."""
+    anchor, is_enough = anchor_of(context), context.signatures.succession.is_enough
+    rosters, sequence = anchor.rosters, anchor.sequence
+    for link in links:
+        if link.order is not None and link.sequence > sequence:
+            rosters, sequence = (link.order.roster,), link.sequence
+        if link.sequence < sequence or not any(is_enough(roster, link.voters) for roster in rosters):
+            return False
+        rosters = (link.roster,)
+    return True
 
 
 def _num_steps(chain: Sequence[Proof]) -> int:

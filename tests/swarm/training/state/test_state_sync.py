@@ -4,33 +4,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.training_swarm import AUTHOR, NUM_VALUES, Swarm, assert_equal_steps, config, identity_of, interval_cost
-from swarm.network.interface import Stream
+import torch
+from support.replica_states import state_of
+from support.training_swarm import (
+    AUTHOR,
+    NUM_VALUES,
+    Swarm,
+    assert_equal_steps,
+    certificate_of,
+    config,
+    identity_of,
+    interval_cost,
+)
+from swarm.network.interface import Stream, no_failpoints
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.testing import virtual_time
 from swarm.training.allreduce.audit import Auditing
 from swarm.training.member import outer_steps
 from swarm.training.outside.resume import deliver, sign_order, survey
+from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods
 from swarm.training.state import replica
+from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 from swarm.training.state.run_context import RunContext
 from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, SyncResult, catch_up
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import OuterStep, StateFetched
+from swarm_compression import get_codec
 from swarm_compression.codec import Data
+from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Contribution, Group
 
 ONLOOKER = Identity(b"onlooker".ljust(32))
 STATE_BYTES = 8 * NUM_VALUES
+NOW = 1_750_000_000.0
 
 COST = partial(interval_cost, interval_s=4.0, other_s=0.001)
 
@@ -160,12 +178,69 @@ def test_catch_up_gives_up_in_time_when_peers_trickle_links() -> None:
         present = SimpleNamespace(outer_step=1, digest=bytes(32))
         context: Any = SimpleNamespace(network=mine, run="run", replica=present)
         context.history = Reader(network=mine, signatures=cast(Any, None), methods=Methods("run")).history
-        wanted: Any = SimpleNamespace(origin=SimpleNamespace(state_digest=b"far"))
+        wanted: Any = SimpleNamespace(origin=SimpleNamespace(state_digest=b"far"), voters=())
         now = asyncio.get_running_loop().time
         started = now()
         assert await catch_up(context, wanted, [network.peer_id for network in others]) is None
         assert now() - started < 20.0
         for network in (mine, *others):
             await network.close()
+
+    virtual_time.run(main())
+
+
+def test_catch_up_adopts_no_state_that_strangers_made_up_on_the_way() -> None:
+    """They show two groups of their own that only admit members, from this member's state to that before the
+    newest."""
+    keys = sorted((Identity(bytes([number]) * 32) for number in range(1, 7)), key=lambda each: each.peer_id)
+    rule = Succession(min_group=2)
+    signers = [RunSignatures(identity=each, network_id="test", run="run", succession=rule) for each in keys]
+    honest, strangers = signers[:3], signers[3:]
+
+    def committed(signers: Sequence[RunSignatures], step: int, before: bytes, after: bytes) -> Proof:
+        members = tuple(Contribution(peer_id=each.identity.peer_id) for each in signers)
+        group = Group(run="run", step=step, attempt=0, state_digest=before, members=members, reduce_s=1.0, vote_s=1.0)
+        signed = signers[0].sign_group(group, NOW)
+        outcome = Outcome(origin_digest=signed.digest, part_digests=(), state_digest=after)
+        return signers[0].check_certificate(certificate_of(signed, outcome, signers), NOW)
+
+    async def main() -> None:
+        internet, methods = MemoryInternet(), Methods("run")
+        mine, theirs = internet.network(), internet.network()
+        roster = tuple(each.identity.peer_id for each in honest)
+        state = state_of(torch.zeros(10), outer_step=1, roster=roster)
+        member, stranger = (replica.Replica(config(min_group=2), state) for _ in range(2))
+        member.adopt(state, committed(honest, 1, bytes(32), state.digest))
+        with ThreadPoolExecutor(1) as executor:
+            begun = committed(strangers, 2, state.digest, bytes(32)).origin
+            made_up = (await stranger.propose(executor, bytes(32), begun, ())).state_digest
+            assert made_up != state.digest
+            before_newest, newest = b"before the newest".ljust(32), b"the newest".ljust(32)
+            shown = (
+                committed(strangers, 2, state.digest, made_up),
+                committed(strangers, 2, made_up, before_newest),
+            )
+
+            async def show(_peer: str, stream: Stream) -> None:
+                await stream.receive()
+                for each in shown:
+                    await stream.send(each.certificate)
+
+            await theirs.serve_stream(methods.history, show)
+            context = RunContext(
+                network=mine,
+                signatures=honest[0],
+                methods=methods,
+                executor=executor,
+                replica=member,
+                codec=get_codec("int8"),
+                fetcher=Fetcher(mine, methods, executor),
+                failpoints=no_failpoints,
+            )
+            proof = committed(honest, 3, before_newest, newest)
+            assert await catch_up(context, proof, [theirs.peer_id]) is None
+            assert member.digest == state.digest
+        await mine.close()
+        await theirs.close()
 
     virtual_time.run(main())

@@ -126,11 +126,15 @@ class TrustedProxies:
 
 
 def caller_of(scope: Scope) -> str:
-    """Return the caller of a request for limits: the client's address, or for IPv6 its /64 network.
+    """Return the caller of a request for limits (see `party_of`)."""
+    return party_of((scope.get("client") or ("", 0))[0])
+
+
+def party_of(host: str) -> str:
+    """Return who counts as one party at address `host`: the address, or for IPv6 its /64 network.
 
     The owner of one IPv6 address has the whole network.
     """
-    host = (scope.get("client") or ("", 0))[0]
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -6,8 +6,9 @@ daemon's business, so this module binds the socket and leaves the handlers alone
 A node is often reached without a reverse proxy, and its HTTP connections share the process's file descriptors with the
 swarm. So this module sets the limits that a proxy would set: the number of connections, the time until a request's head
 has arrived, and the time until a reader takes buffered data. A silent connection therefore holds a socket only for some
-seconds. If there are too many connections, the one that has been silent the longest is closed, starting with those that
-never sent a request. New and returning clients are thus answered, however many silent connections there are.
+seconds. If there are too many connections, the address that has most loses one: the one that has been silent the
+longest, starting with those that never sent a request, or else its newest. New and returning clients are thus answered,
+however many connections an address holds, silent or not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import math
 import resource
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
@@ -31,6 +33,7 @@ from swarm.network.discovery.own_networks import source_addresses
 from swarm_protocol.errors import StartError, reason_of
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from swarm_node.http.addresses import party_of
 from swarm_node.http.event_stream import EVENT_STREAM, event
 from swarm_node.http.http_error import HttpError
 
@@ -220,41 +223,53 @@ def bounded_protocol(max_open: int) -> type[asyncio.Protocol]:
         capacity = max_open
         unheard: ClassVar[dict[BoundedHttp, None]] = {}
         idle: ClassVar[dict[BoundedHttp, None]] = {}
+        busy: ClassVar[dict[BoundedHttp, None]] = {}
 
     return OneServersHttp
 
 
 class BoundedHttp(H11Protocol):
-    """One connection. A connection without a running request is in `unheard` before its first request and in `idle`
-    after it.
+    """One connection. With a running request, it is in `busy`. Otherwise it is in `unheard` before its first request
+    and in `idle` after it.
 
-    Both are ordered by the begin of the silence, oldest first.
+    All are ordered by the begin of the request or of the silence, oldest first.
     """
 
     capacity: ClassVar[int]
     unheard: ClassVar[dict[BoundedHttp, None]]
     idle: ClassVar[dict[BoundedHttp, None]]
+    busy: ClassVar[dict[BoundedHttp, None]]
+    party = ""
     _head_timer: asyncio.TimerHandle | None = None
     _reader_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.party = party_of(self.client[0] if self.client else "")
         self._begin_silence()
         if len(self.connections) > self.capacity:
-            oldest = next((other for other in chain(self.unheard, self.idle) if other is not self), self)
-            oldest._end_silence()
-            oldest.transport.abort()
+            surplus = self._surplus()
+            surplus._leave()
+            surplus.transport.abort()
+
+    def _surplus(self) -> BoundedHttp:
+        """Return the connection to close for this new one."""
+        num_open = Counter(each.party for each in chain(self.unheard, self.idle, self.busy))
+        most = max(num_open.values())
+        silent = (each for each in chain(self.unheard, self.idle) if each is not self)
+        return next(each for each in chain(silent, (self,), reversed(self.busy)) if num_open[each.party] == most)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end_silence()
+        self._leave()
         _cancel(self._reader_timer)
         _cancel(self.timeout_keep_alive_task)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        if self._is_busy():
-            self._end_silence()
+        if self._is_busy() and self not in self.busy:
+            self._leave()
+            self.busy[self] = None
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -277,13 +292,13 @@ class BoundedHttp(H11Protocol):
 
         The timer also ends a closing connection whose reader does not take the rest of a response.
         """
-        self._end_silence()
+        self._leave()
         (self.unheard if self.cycle is None else self.idle)[self] = None
         self._head_timer = self.loop.call_later(HTTP_HEAD_TIMEOUT_S, self.transport.abort)
 
-    def _end_silence(self) -> None:
-        self.unheard.pop(self, None)
-        self.idle.pop(self, None)
+    def _leave(self) -> None:
+        for connections in (self.unheard, self.idle, self.busy):
+            connections.pop(self, None)
         _cancel(self._head_timer)
 
 

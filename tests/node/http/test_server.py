@@ -19,8 +19,11 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @asynccontextmanager
-async def _connections(openai: AsyncOpenAI, num: int, said: bytes = b"") -> AsyncIterator[list[Streams]]:
-    opened = [await asyncio.open_connection(openai.base_url.host, openai.base_url.port) for _ in range(num)]
+async def _connections(
+    openai: AsyncOpenAI, num: int, said: bytes = b"", own_host: str = "127.0.0.1"
+) -> AsyncIterator[list[Streams]]:
+    host, port = openai.base_url.host, openai.base_url.port
+    opened = [await asyncio.open_connection(host, port, local_addr=(own_host, 0)) for _ in range(num)]
     try:
         for _, writer in opened:
             writer.write(said)
@@ -50,6 +53,18 @@ def test_many_silent_connections_keep_nobody_out_and_the_oldest_are_closed() -> 
             assert await _num_closed(opened[131:]) == 0
             answer = await openai.completions.create(model="tiny", prompt="hi")
             assert answer.choices[0].text == "hello!"
+
+    converse(ScriptedClient(), conversation, max_connections=20)
+
+
+@pytest.mark.parametrize("said", [b"", HEAD + b"content-length: 9\r\n\r\n"], ids=["silent", "slow body"])
+def test_address_with_many_connections_costs_other_addresses_none(said: bytes) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        async with _connections(openai, 1) as before, _connections(openai, 20, said, "127.0.0.2") as greedy:
+            await _until_closed(greedy, 1)
+            answer = await openai.completions.create(model="tiny", prompt="hi")
+            assert answer.choices[0].text == "hello!"
+            assert await _num_closed(before) == 0
 
     converse(ScriptedClient(), conversation, max_connections=20)
 

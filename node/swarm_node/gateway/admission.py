@@ -6,7 +6,7 @@ them in constant time. A changed file is read again. If it has become invalid, t
 given.
 
 The middlewares are plain ASGI. Requests without a valid key are refused before their body is read, and no body is
-buffered beyond the limit. `AnswerSlots` bounds how many answers run at once.
+buffered beyond the limit.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -369,27 +368,3 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return await receive()
 
     return replay
-
-
-class AnswerSlots:
-    """Counts running answers. Each choice of a request is one. Owned by the gateway's event loop."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self.num_running = 0
-
-    @contextmanager
-    def take(self, num: int) -> Iterator[None]:
-        """Hold `num` slots. Raises HttpError 429 at once if fewer are free."""
-        if self.num_running + num > self._capacity:
-            raise HttpError(
-                429,
-                f"the gateway runs at most {self._capacity} answers at once, and {self.num_running} run now",
-                code="rate_limit_exceeded",
-                retry_after_s=http_limits.RETRY_AFTER_S,
-            )
-        self.num_running += num
-        try:
-            yield
-        finally:
-            self.num_running -= num

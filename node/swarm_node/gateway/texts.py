@@ -22,8 +22,8 @@ from swarm.client import AsyncClient
 from swarm.client.request import Prompt
 
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.admission import RATE_LIMITER, AnswerSlots
-from swarm_node.gateway.answering import until_gone
+from swarm_node.gateway.admission import RATE_LIMITER
+from swarm_node.gateway.answering import AnswerSlots, until_gone
 from swarm_node.gateway.chat_schema import Messages, TemplateKwargs, Tools, chat_prompt
 from swarm_node.gateway.metrics import Metrics
 from swarm_node.gateway.request_schema import (
@@ -134,7 +134,7 @@ class Texts:
     async def _answered(
         self, request: Request, answering: Coroutine[Any, Any, Response], num_slots: int = 1
     ) -> Response:
-        with closing(answering), self._slots.take(num_slots):
+        with closing(answering), self._slots.take(num_slots, request.scope[RATE_LIMITER]):
             return await until_gone(request.receive, answering)
 
     async def _embed(self, body: EmbeddingRequest, limiter: RateLimiter) -> Response:

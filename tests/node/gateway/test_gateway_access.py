@@ -10,6 +10,7 @@ import openai as api
 import pytest
 from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
+from swarm.ended_tasks import end_tasks
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import KeyRing
 from swarm_node.gateway.app import GatewayOptions
@@ -41,6 +42,24 @@ def _file(tmp_path: Path, text: str, mode: int = 0o600) -> Path:
 
 def _ring(tmp_path: Path, text: str) -> KeyRing:
     return KeyRing(_file(tmp_path, text), Clock())
+
+
+def test_caller_that_holds_all_answers_keeps_no_other_caller_out(tmp_path: Path) -> None:
+    client = ScriptedClient(scripts=[*[[Hang()]] * 16, [ScriptedToken("y", "stop")]])
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        anne, bert = openai.with_options(api_key=ANNE), openai.with_options(api_key=BERT)
+        holding = asyncio.create_task(anne.completions.create(model="tiny", prompt="hi", n=16))
+        await client.reached.wait()
+        with pytest.raises(api.RateLimitError, match="at most 16 answers at once, and 16 run now"):
+            await anne.completions.create(model="tiny", prompt="hi")
+        with pytest.raises(api.RateLimitError, match="at most 16 answers at once, and 16 run now"):
+            await bert.completions.create(model="tiny", prompt="hi", n=2)
+        assert (await bert.completions.create(model="tiny", prompt="hi")).choices[0].text == "y"
+        await end_tasks(holding)
+
+    keys = _ring(tmp_path, f"anne {ANNE}\nbert {BERT}\n")
+    converse(client, conversation, GatewayOptions(keys=keys, max_requests=16))
 
 
 def test_request_needs_a_valid_key(tmp_path: Path) -> None:

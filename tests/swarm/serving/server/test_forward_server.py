@@ -47,14 +47,14 @@ def test_cut_covers_the_blocks_in_pieces_of_bounded_time(
     num_positions: int, num_blocks: int, head_blocks: float, position_ms: float
 ) -> None:
     block_ms = num_positions * position_ms
-    cut_now = partial(cut_call, num_positions, 3, 3 + num_blocks, head_blocks=head_blocks, position_ms=position_ms)
+    cut_now = partial(cut_call, num_positions, 3, 3 + num_blocks, head_blocks=head_blocks, block_ms=block_ms)
     if block_ms * max(1.0, head_blocks) > MAX_PIECE_MS:
-        for idle_ms, is_final in [(position_ms, True), (1e-6, False)]:
+        for idle_ms, is_final in [(block_ms, True), (1e-6, False)]:
             with pytest.raises(PeerRefused) as refused:
                 cut_now(idle_ms=idle_ms)
             assert (refused.value.retry_after_s == 0) is is_final
         return
-    cut = cut_now(idle_ms=position_ms)
+    cut = cut_now(idle_ms=block_ms)
     assert [block for low, high in cut.spans for block in range(low, high)] == list(range(3, 3 + num_blocks))
     for low, high in cut.spans:
         if cut.num_sequences == high - low == 1:
@@ -70,6 +70,20 @@ def test_pace_follows_the_measured_times() -> None:
         pace.took("backward", 10, 2.0, 100.0)
     assert pace.ms["backward"] == pytest.approx(5.0, rel=0.01)
     assert pace.ms["forward"] == 1.0
+
+
+def test_text_whose_attention_takes_too_long_is_refused_for_good_and_slows_down_no_other(llama_dir: Path) -> None:
+    """At 12 H = 384 positions, attention takes as long as the weights."""
+    asked = dataclasses.replace(GOOD, num_sequences=1, num_positions=384, head=False)
+    with rigs(llama_dir) as rig:
+        pace = ForwardPace(2.0)
+        with pytest.raises(PeerRefused, match="a block takes 1536 ms for 384 positions here, ") as refused:
+            forward_call.ForwardCall(asked, "forward", rig.deployed, pace)
+        assert refused.value.retry_after_s == 0
+        took = list[float]()
+        with patch.object(ForwardPace, "took", lambda *arguments: took.append(arguments[2])):
+            asyncio.run(served(rig, lambda rig: rig.call(torch.ones(384, 32), asked)))
+        assert set(took) == {2 * 384.0}
 
 
 def test_piece_ends_on_the_cpu_and_takes_the_time_of_an_accelerator() -> None:

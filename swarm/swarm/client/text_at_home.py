@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,14 +76,19 @@ class TextAtHome:
             )
         key = chosen.name, chosen.revision.digest
         opening = self._opening.get(key)
-        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+        if opening is None:
             opening = self._opening[key] = asyncio.create_task(
                 _open(self._network, kept, chosen), name=f"load both ends of {chosen.name}"
             )
+            opening.add_done_callback(partial(self._forget_failed, key))
         # several requests may wait for the loading, and one of them may be cancelled
         ends = await asyncio.shield(opening)
         ends.check()
         return ends
+
+    def _forget_failed(self, key: tuple[str, str], opening: asyncio.Task[LocalEnds]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            self._opening.pop(key, None)
 
     def refuse(self, what: str) -> None:
         """Raise ConfigError if text stays at home, since `what` would send it to servers."""

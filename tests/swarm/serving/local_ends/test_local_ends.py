@@ -344,6 +344,7 @@ def test_files_of_another_revision_are_refused(boxes: Any, llama_dir: Path, writ
         async with boxes(llama_dir, HALVES, text_at_home={"tiny": other}) as box:
             with pytest.raises(ConfigError, match="not of the revision that is served"):
                 await box.tokens()
+            assert not box.client._text_at_home._opening, "failures are not kept, whatever revisions are served"
 
     virtual_time.run(scenario())
 

@@ -8,7 +8,6 @@ the weights and other sessions do not wait for it.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
 import threading
 from collections.abc import Sequence
@@ -189,6 +188,14 @@ def _no_process(failure: ChildFailure) -> PeerRefused:
     )
 
 
+def _too_many() -> PeerRefused:
+    return PeerRefused(
+        f"the server already has {MAX_GRAMMARS} sessions with grammars",
+        remedy="ask again later, or another server",
+        retry_after_s=1.0,
+    )
+
+
 class GrammarPool:
     """The grammars of one server's sessions, for the model with `tokenizer` (a tokenizer.json). `close` ends their
     processes."""
@@ -199,24 +206,30 @@ class GrammarPool:
         self._open: dict[SessionGrammar, Held] = {}
         self._shares = PeerShares(MAX_GRAMMARS, what="sessions with grammars", lacks_room=False)
 
-    def open(self, grammar: Grammar, sequence: Held) -> SessionGrammar:
-        """Return the grammar of the session of `sequence`; the caller must close it. If there are too many, this ends
-        one that may be ended for this client.
+    def check(self, client: str) -> Held | None:
+        """Check that the client may have another grammar, and return the session to end for it, if one must end.
 
-        Raises PeerRefused if there are still too many, or the client has its share.
+        Raises PeerRefused if there are too many, or the client has its share.
         """
-        client, held, now_s = sequence.client, self._open.values(), asyncio.get_running_loop().time()
+        held, now_s = self._open.values(), asyncio.get_running_loop().time()
         self._shares.check(client, 0, held, now_s=now_s)
-        if len(held) >= MAX_GRAMMARS:
-            for other in itertools.islice(self._shares.evictable(client, 0, held, now_s=now_s), 1):
-                other.evict(lacks_room=False)
-        if len(held) >= MAX_GRAMMARS:
-            self._shares.wait(client, held, now_s=now_s)
-            raise PeerRefused(
-                f"the server already has {MAX_GRAMMARS} sessions with grammars",
-                remedy="ask again later, or another server",
-                retry_after_s=1.0,
-            )
+        if len(held) < MAX_GRAMMARS:
+            return None
+        for other in self._shares.evictable(client, 0, held, now_s=now_s):
+            return other
+        self._shares.wait(client, held, now_s=now_s)
+        raise _too_many()
+
+    def open(self, grammar: Grammar, sequence: Held) -> SessionGrammar:
+        """Return the grammar of the session of `sequence`; the caller must close it. This ends the session that `check`
+        returns.
+
+        Raises PeerRefused like `check`, and if a mask of the ended session is still under way.
+        """
+        if (other := self.check(sequence.client)) is not None:
+            other.evict(lacks_room=False)
+            if len(self._open) >= MAX_GRAMMARS:
+                raise _too_many()
         state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open)
         self._open[state] = sequence
         return state

@@ -239,6 +239,8 @@ class ConnectionServer:
         span = deployed.engine.span
         if wanted.sampler is not None and wanted.end != span.num_blocks:
             raise PeerViolation("only the session of the last block has a sampler", peer_id=connection.peer_id)
+        if self._grammars is not None and wanted.sampler is not None and wanted.sampler.grammar is not None:
+            self._grammars.check(connection.peer_id)  # first, since opening a sequence may end others
         sequence = deployed.engine.open(
             client=connection.peer_id,
             start=wanted.start,

@@ -49,11 +49,13 @@ class SessionSampler:
             await asyncio.shield(self._mask)
 
     def recall(self, token_ids: bytes) -> None:
-        """Set the answer's tokens so far, before the first draw. Raises PeerViolation."""
+        """Set the answer's tokens so far, once the session is ready and before the first draw. Raises PeerViolation."""
         drawn = np.frombuffer(token_ids, dtype="<i4")
         check_ids(drawn, self._vocab_size)
-        if self._drawn:
-            raise PeerViolation("tokens of an answer that goes on here already")
+        # a session has only one mask under way, so that each finds a thread
+        is_preparing = self._grammar is not None and (self._mask is None or not self._mask.done())
+        if self._drawn or is_preparing:
+            raise PeerViolation("tokens of an answer that goes on here already, or before its session is ready")
         self._drawn = drawn.tolist()
         self._counts = Counter(self._drawn)
         self._go_on()

@@ -7,16 +7,20 @@ import dataclasses
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+from support.arithmetic_span import NUM_PAGES
 from support.faults import Fault
 from support.served_chain import World, floats, opening, token_rows, with_servers
 from swarm.client import AsyncClient
 from swarm.serving.grammar import grammar_masks
+from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.sampler import Grammar, Sampler
 from swarm_protocol.session_frames import AnswerTokens, SequenceEnded, StepResult, TokenDraw
 from transformers import AutoModelForCausalLM
@@ -280,6 +284,44 @@ def test_session_with_a_grammar_is_refused_when_the_server_follows_none() -> Non
         assert "no grammars" in str(error)
 
     with_servers(work)
+
+
+def test_idle_session_is_not_evicted_for_a_grammar_that_is_refused(tmp_path: Path) -> None:
+    async def work(world: World) -> None:
+        (server,) = world.servers
+        server.connections._grammars = GrammarPool(tmp_path / "tokenizer.json")
+        idle, other = await world.talk(), await world.talk(client=world.internet.network())
+        await idle.open(max_tokens=NUM_PAGES * PAGE_TOKENS)
+        await asyncio.sleep(60)
+        with patch.object(grammar_masks, "MAX_GRAMMARS", 0):
+            error = await other.refused(1, sampler=Sampler(end_ids=(1,), grammar=WORDS))
+        assert isinstance(error, PeerRefused)
+        assert "sessions with grammars" in str(error)
+        await idle.step(token_rows(1, 2), 0)
+
+    with_servers(work, idle_s=120.0)
+
+
+def test_client_that_sends_an_answer_before_its_session_is_ready_has_one_mask_computed(tmp_path: Path) -> None:
+    masks = list[object]()
+
+    async def work(world: World) -> None:
+        (server,) = world.servers
+        server.connections._grammars = GrammarPool(tmp_path / "tokenizer.json")
+        talk = await world.talk()
+        talk.connection.send(dataclasses.replace(talk.blank, sampler=Sampler(end_ids=(1,), grammar=WORDS)))
+        for _ in range(50):
+            talk.connection.send(AnswerTokens(sequence_id=talk.blank.sequence_id, token_ids=b""))
+        with pytest.raises(PeerViolation, match="before its session is ready"):
+            await talk.next(SequenceEnded)
+
+    def mask(_grammar: object, _tokens: object) -> asyncio.Future[object]:
+        masks.append(asyncio.get_running_loop().create_future())
+        return masks[-1]
+
+    with patch.object(grammar_masks.SessionGrammar, "mask", mask):
+        with_servers(work)
+    assert len(masks) == 1
 
 
 def test_session_with_a_sampler_is_refused_before_the_last_block() -> None:

@@ -27,6 +27,10 @@ RETRY_S = 0.5
 """Pause between two searches for a server that could take over."""
 
 
+MAX_LEFT_EARLY = 2
+"""Servers that one session leaves early because others have their blocks: if all are slow to dial, it waits for one."""
+
+
 class KnownServers:
     """The known servers of one revision of a model, by peer id. The caller passes the initial ones."""
 
@@ -104,6 +108,7 @@ class RouteFinder:
         self._patience_s = patience_s
         self._local = local_spans.hops if local_spans is not None else ()
         self._began_s: float | None = None
+        self._num_left_early = 0
 
     async def find(
         self, start: int, end: int, between: tuple[str, str], *, max_tokens: int, since_s: float | None
@@ -130,6 +135,18 @@ class RouteFinder:
             between = before, after
         servers = await self._find_servers(start, end, between, max_tokens, since_s) if start < end else []
         return sorted([*own, *servers], key=lambda hop: hop.start)
+
+    def leaves_early(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
+        """Return whether the session gives up a server that is slow to dial, since others can have its blocks now."""
+        if self._num_left_early == MAX_LEFT_EARLY:
+            return False
+        context = self._health.routing_context(self._known.servers, max_tokens, self._salt)
+        try:
+            self._known.find_chain(start, end, replace(context, barred={peer_id, *context.avoid}))
+        except NoChain:
+            return False
+        self._num_left_early += 1
+        return True
 
     async def _find_servers(
         self, start: int, end: int, between: tuple[str, str], max_tokens: int, since_s: float | None

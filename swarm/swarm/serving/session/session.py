@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from swarm_protocol.errors import ConfigError, PeerRefused, PeerViolation, SessionError, SwarmError
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
 from swarm_protocol.sampler import Sampler
@@ -40,7 +40,7 @@ from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
 from swarm.serving.session.client_state import ClientState, SessionOptions
-from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost
+from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost, ConnectionPool
 from swarm.serving.session.peer_health import SUSPECTED_S
 from swarm.serving.session.route_finder import KnownServers, RouteFinder
 from swarm.serving.session.session_actions import (
@@ -72,6 +72,9 @@ total."""
 
 STOPPED_S = 1.0
 """A timer that comes later than this shows that this process was stopped, and not the servers."""
+
+DIAL_S = 2.0
+"""Seconds after which a server that is still dialled is left for others: it may be gone, and still be listed."""
 
 READ_S = 0.5
 """Seconds in which a process that was stopped reads what servers have sent, before it judges them."""
@@ -338,7 +341,7 @@ class Session:
                 if self._local_spans is not None and stage.is_local
                 else self._client.connections
             )
-            connection = await pool.get(stage.peer_id, self._messages.model.name)
+            connection = await self._dialled(stage, pool)
             connection.attach(stage.sequence_id, partial(self._receive, stage))
         except SwarmError as error:
             del self._opening[stage]
@@ -349,6 +352,16 @@ class Session:
         self._health.opened(stage.peer_id)
         stage.since_s = self._loop.time()
         connection.send(self._messages.open(action))
+
+    async def _dialled(self, stage: Stage, pool: ConnectionPool) -> ClientConnection:
+        """Return the connection to the stage's server. Raises PeerError, also if others can have its blocks earlier."""
+        try:
+            async with asyncio.timeout(DIAL_S):
+                return await pool.get(stage.peer_id, self._messages.model.name)
+        except TimeoutError:
+            if self._finder.leaves_early(stage.peer_id, stage.start, stage.end, self._messages.room_tokens):
+                raise PeerUnreachable(f"the dial had no answer in {DIAL_S:g} s", peer_id=stage.peer_id) from None
+        return await pool.get(stage.peer_id, self._messages.model.name)  # the same dial, which goes on
 
     def _close_stage(self, stage: Stage) -> None:
         if opening := self._opening.pop(stage, None):

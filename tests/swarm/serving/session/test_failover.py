@@ -17,6 +17,9 @@ import pytest
 from support.faults import Fault
 from swarm.router.routing import NoChain
 from swarm.serving.session.client_state import SessionOptions
+from swarm.serving.session.connection_pool import IDLE_S, ConnectionPool
+from swarm.serving.session.route_finder import MAX_LEFT_EARLY
+from swarm.serving.session.session import DIAL_S
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES
 from swarm.serving.session.stage import FLOOR_S
 from swarm.testing import virtual_time
@@ -372,3 +375,42 @@ def test_violation_by_the_client_is_named_and_not_retried(boxes: Any, llama_dir:
             await box.all_freed()
 
     virtual_time.run(scenario())
+
+
+def test_first_request_to_a_server_that_is_gone_soon_asks_another(boxes: Any, llama_dir: Path) -> None:
+    """It has left without a word, and its record is listed for a while."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 2, detection_s=1e6) as box:
+            clock = asyncio.get_running_loop().time
+            for _ in range(4):
+                box.client._state.health.opened(box.who["s1"])  # so that s0 is asked first
+            assert await box.tokens() == box.expected()
+            await asyncio.sleep(2 * IDLE_S)  # its connection is closed
+            box.internet.partition([[box.who["s0"]]])
+            since_s = clock()
+            assert await box.tokens() == box.expected()
+            assert clock() - since_s < DIAL_S + 1
+
+    virtual_time.run(scenario())
+
+
+def test_session_whose_servers_are_all_slow_to_dial_leaves_two_and_waits_for_the_third(
+    boxes: Any, llama_dir: Path
+) -> None:
+    keep_open, dial_s = ConnectionPool._keep_open, 1.5 * DIAL_S
+
+    async def dialled_late(pool: ConnectionPool, *arguments: Any) -> None:
+        await asyncio.sleep(dial_s)
+        await keep_open(pool, *arguments)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 8) as box:
+            clock = asyncio.get_running_loop().time
+            since_s = clock()
+            assert await box.tokens() == box.expected()
+            assert clock() - since_s < MAX_LEFT_EARLY * DIAL_S + dial_s + 1
+            assert len(box.client._state.health.avoid) == MAX_LEFT_EARLY
+
+    with patch.object(ConnectionPool, "_keep_open", dialled_late):
+        virtual_time.run(scenario())

@@ -88,6 +88,8 @@ def _on_hub(find: Callable[..., T], model: HubId, home: Home) -> T:
     try:
         return find(model.model_id, home.cache / "models", revision=model.revision, endpoint=endpoint)
     except ConfigError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.filename:
+            raise  # found on the hub, but the cache cannot hold it
         remedy = f"{error.remedy}; there is no directory {model.model_id} here either"
         raise ConfigError(error.message, remedy=remedy) from error
 

@@ -39,7 +39,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
     http_stream_backoff,
 )
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError, one_line
+from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError, one_line, reason_of
 
 from swarm.serving.model.model_files import (
     CONFIG,
@@ -298,17 +298,18 @@ def _translated_errors(model_id: str, revision: str) -> Iterator[None]:
         ) from error
     except SafetensorsParsingError as error:
         raise IntegrityError(f"{model_id} has a damaged shard: {one_line(error)}") from error
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise ConfigError(
-                f"the disk is full, {model_id} is not complete", remedy="free some space and try again"
-            ) from error
-        raise _broken_off(model_id, error) from error
     except Exception as error:  # the client raises its HTTP library's errors, of which it has had several
         raise _broken_off(model_id, error) from error
 
 
 def _broken_off(model_id: str, error: Exception) -> ConfigError:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return ConfigError(f"the disk is full, {model_id} is not complete", remedy="free some space and try again")
+    if isinstance(error, OSError) and error.filename:  # errors of connections name no file
+        return ConfigError(
+            f"cannot keep {model_id} in {error.filename}: {reason_of(error)}",
+            remedy="make it writable for this user, or choose another directory with --home",
+        )
     return ConfigError(
         f"the download of {model_id} failed: {_ERRNO.sub('', one_line(error))}",
         remedy="check the network and HTTPS_PROXY, name a mirror of the hub with HF_ENDPOINT, or give the path of a "

@@ -27,7 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils.tqdm import tqdm
-from swarm_protocol.errors import ConfigError, SwarmError, one_line
+from swarm_protocol.errors import ConfigError, SwarmError, one_line, reason_of
 
 from swarm.training.data.source import Passage, cut
 from swarm.training.run.settings import is_commit
@@ -259,6 +259,11 @@ def _translated_errors(what: str) -> Iterator[None]:
     except RepositoryNotFoundError as error:
         raise ConfigError(f"the hub does not have {what}", remedy="check its name, or set HF_TOKEN") from error
     except Exception as error:  # the clients raise their HTTP library's errors, of which they have had several
+        if isinstance(error, OSError) and error.filename:  # errors of connections name no file
+            raise ConfigError(
+                f"cannot keep {what} in {error.filename}: {reason_of(error)}",
+                remedy="make it writable for this user, or choose another cache directory with HF_HOME",
+            ) from error
         raise ConfigError(
             f"{what} cannot be downloaded from the hub: {one_line(error)}",
             remedy="check the connection and try again (finished files are kept); HF_ENDPOINT names another hub",

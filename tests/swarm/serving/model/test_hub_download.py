@@ -262,6 +262,12 @@ def test_download_fails_with_one_line_when_the_disk_fills_up(
         download_blocks(model, 2, 3, lambda *_: None)
 
 
+def test_find_names_the_directory_that_cannot_be_written(hub: Hub, tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    with pytest.raises(ConfigError, match=f"cannot keep {MODEL} in {tmp_path}/cache.*: not a directory: make it"):
+        find_model(MODEL, tmp_path / "cache", endpoint=hub.endpoint)
+
+
 def test_find_refuses_an_unknown_model_with_a_clear_message(hub: Hub, tmp_path: Path) -> None:
     for name in ("nobody/nothing", "not a name"):
         with pytest.raises(ConfigError, match=f"the hub has no model {name}"):

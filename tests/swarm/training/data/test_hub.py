@@ -197,6 +197,13 @@ def test_find_names_a_remedy_when_the_hub_cannot_be_reached(tmp_path: Path, monk
             assert "check the connection" in caught.value.remedy
 
 
+def test_cache_that_cannot_be_written_is_named_with_the_reason(data_hub: DataHub, tmp_path: Path) -> None:
+    (tmp_path / "hf").touch()
+    with pytest.raises(ConfigError, match=rf"cannot keep .* in {tmp_path}/hf.*: not a directory") as caught:
+        bring_tokenizer(TOKENIZER, TOKENIZER_FILES)
+    assert "HF_HOME" in caught.value.remedy
+
+
 def test_find_gives_up_when_the_hub_accepts_and_never_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "ANSWER_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 import textwrap
@@ -45,7 +46,8 @@ def test_help_of_options_has_half_of_80_columns(
     assert cli.run([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
     [entry] = [entry for entry in cli.COMMANDS if entry.name == command]
-    texts = [*entry.options.values(), *(SETTINGS[name].about for name in entry.settings)]
+    abouts = (entry.about.get(name, SETTINGS[name].about) for name in entry.settings)
+    texts = [*entry.options.values(), *abouts]
     assert [about for about in texts if textwrap.wrap(about, 40)[0] not in text] == []
     assert max(map(len, text.splitlines())) <= 80
 
@@ -59,6 +61,25 @@ def test_list_of_commands_has_whole_purposes_at_80_columns(
         assert cli.run(arguments) == 0
         shown += " ".join(capsys.readouterr().out.split())
     assert [entry.purpose for entry in cli.COMMANDS if entry.purpose not in shown] == []
+
+
+def test_help_of_plan_describes_the_model_and_dtype_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["plan", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--model MODEL The Hugging Face model to plan for" in text
+    assert "would hold the weights" in text
+    assert not re.search("Serve|Servers", text)
+
+
+def test_commands_describe_anew_only_settings_that_they_take() -> None:
+    assert [entry.name for entry in cli.COMMANDS if not {*entry.about} <= {*entry.settings}] == []
+
+
+def test_help_of_join_names_the_work_before_the_details_of_the_network(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["join", "--help"]) == 0
+    text = capsys.readouterr().out
+    places = [text.index(f"  --{name}") for name in ("peers", "run", "model", "max-memory", "listen", "log-level")]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize("command", ["chat", "models check"])

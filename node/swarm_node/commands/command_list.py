@@ -7,15 +7,16 @@ from swarm_node.demo.command import INTERVAL_STEPS, MIN_NEW_TOKENS, NUM_NODES, O
 
 HERE = ("home",)
 MEMBER = (*HERE, "peers", "network_id", "invite")
-NETWORK = ("home", "name", "network_id", "peers", "invite", "listen", "announce")
-DAEMON = (*NETWORK, "mdns", "relay_rate", "tethered", "drain_s", "metrics", "otlp", "log_format", "log_level")
+REACH = ("listen", "announce", "mdns")
+PROCESS = ("relay_rate", "drain_s", "tethered", "metrics", "otlp", "log_format", "log_level")
 LINK = ("max_upload", "max_download")
-TASK = ("relay", "run", "invitation", "then_serve", "model", "manifest", "take")
+TASK = ("run", "invitation", "then_serve", "model", "manifest", "take")
 SERVING = ("dtype", "blocks", "max_blocks", "max_memory")
-WORK = (*LINK, *TASK, *SERVING, "monthly_traffic", "hours", "device", "threads", "probe")
+WORK = (*TASK, *SERVING, "hours", "monthly_traffic", *LINK, "device", "threads", "probe")
 HTTP = ("host", "port", "allowed_hosts", "trusted_proxies", "history", "checkpoints")
 DATA = ("data", "tokenizer", "start")
 TRAINING = (*DATA, "devices", "micro_batch", "autocast", "checkpoint_activations", "compile", "tensorboard")
+CHECKPOINTS = ("keep_checkpoints", "keep_every")
 AT_HOME = ("text_at_home", "blocks_at_home")
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 
@@ -31,14 +32,15 @@ COMMANDS = (
         name="seed",
         purpose="Run a seed: a node through which others join, and which relays for nodes behind a NAT.",
         code="swarm_node.commands.daemons:seed",
-        settings=DAEMON,
+        settings=(*MEMBER, "name", *REACH, *PROCESS),
         example="swarm-node seed --listen /ip4/0.0.0.0/tcp/4001",
+        about={"peers": "Address of another seed or node, to join its network. Not needed to start a network."},
     ),
     Command(
         name="join",
         purpose="Join a network: train a run, serve a model, or do the work that the network needs most.",
         code="swarm_node.commands.daemons:join",
-        settings=(*DAEMON, *WORK, *TRAINING, "keep_checkpoints", "keep_every"),
+        settings=(*MEMBER, "name", *WORK, *TRAINING, *CHECKPOINTS, *REACH, "relay", *PROCESS),
         example=f"swarm-node join --peers {ADDR} --run story.toml --then-serve",
     ),
     Command(
@@ -86,7 +88,7 @@ COMMANDS = (
         name="run export",
         purpose="Export a run's certified state, from checkpoints or from its members, as a Hugging Face model.",
         code="swarm_node.commands.run:export",
-        settings=(*HERE, "tokenizer", "peers", "network_id", "invite"),
+        settings=(*MEMBER, "tokenizer"),
         example="swarm-node run export story.toml --step 200",
         options={
             **RUN,
@@ -222,6 +224,9 @@ COMMANDS = (
         purpose="Check the files of a model against its publisher's manifest.",
         code="swarm_node.commands.models:verify",
         settings=("manifest",),
+        about={
+            "manifest": "The publisher's signed manifest. Default: swarm-model.manifest in the model's directory.",
+        },
         example="swarm-node models verify ~/models/story --manifest story.manifest",
         options={"DIR": "The model's directory."},
     ),
@@ -243,8 +248,8 @@ COMMANDS = (
         purpose="Serve the models of a network over an OpenAI-compatible HTTP API.",
         code="swarm_node.commands.daemons:gateway",
         settings=(
-            *DAEMON,
-            *LINK,
+            *MEMBER,
+            "name",
             *HTTP,
             "dashboard",
             "allowed_origins",
@@ -256,6 +261,9 @@ COMMANDS = (
             "publisher",
             "spot_check",
             *AT_HOME,
+            *LINK,
+            *REACH,
+            *PROCESS,
         ),
         example=f"swarm-node gateway --peers {ADDR} --port 8000",
     ),
@@ -263,14 +271,14 @@ COMMANDS = (
         name="dashboard",
         purpose="Serve a read-only web dashboard that shows a network's models, runs and nodes live.",
         code="swarm_node.commands.daemons:dashboard",
-        settings=(*DAEMON, *LINK, *HTTP),
+        settings=(*MEMBER, "name", *HTTP, *LINK, *REACH, *PROCESS),
         example=f"swarm-node dashboard --peers {ADDR} --host 0.0.0.0 --port 8001",
     ),
     Command(
         name="top",
         purpose="Show a network's models, runs and nodes live in the terminal. ? shows the keys, q quits.",
         code="swarm_node.top.command:run",
-        settings=("home", "peers", "url", "network_id", "invite"),
+        settings=(*MEMBER, "url"),
         example=f"swarm-node top --peers {ADDR}",
         options={"--once": "Print the overview once as plain text and exit. This is the default without a terminal."},
     ),
@@ -330,18 +338,22 @@ COMMANDS = (
         name="doctor",
         purpose="Check this machine for problems that keep a node from working, and say how to fix them.",
         code="swarm_node.commands.doctor:run",
-        settings=(*NETWORK, "mdns"),
+        settings=(*MEMBER, "name", *REACH),
         example=f"swarm-node doctor --peers {ADDR}",
     ),
     Command(
         name="plan",
         purpose="Show which blocks of a model each node would serve, and how fast, before any node joins.",
         code="swarm_node.commands.plan:run",
-        settings=("home", "model", "dtype"),
+        settings=("model", "dtype", *HERE),
+        about={
+            "model": "The Hugging Face model to plan for: a directory, or OWNER/NAME[@REVISION] on a hub.",
+            "dtype": "Data type in which the nodes would hold the weights: float32, bfloat16, float16, int8 or int4.",
+        },
         example="swarm-node plan --model ~/models/story --nodes nodes.toml",
         options={
-            "--nodes FILE": "TOML file with a [[nodes]] table for each node: name, memory, decode_ms_per_block or "
-            "tokens_per_s."
+            "--nodes FILE": "TOML file that describes each node in a [[nodes]] table: its name, its memory, such as "
+            "24GiB, and its speed, as decode_ms_per_block or tokens_per_s."
         },
     ),
     Command(

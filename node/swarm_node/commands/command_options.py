@@ -102,7 +102,8 @@ class Flags:
 class Command:
     """One command: its line in the help, its code (`module:function`, imported when it runs) and its options.
 
-    `settings` names the settings that the command takes. `options` maps its other options to their help texts: `--yes`
+    `settings` names the settings that the command takes, and `about` has the help texts of those that mean something
+    else here. `options` maps its other options to their help texts: `--yes`
     is a switch, `--out DIR` and `--identity FILE` are paths, `--step STEP` is text, and `--serial SERIAL…` may be
     repeated. `PATH`, `DIR`, `MODEL` and `SERIAL` are positional arguments. A name of two words puts the command into
     the group of the first word.
@@ -114,11 +115,12 @@ class Command:
     settings: Sequence[str]
     example: str
     options: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
 
     def add_to(self, app: typer.Typer) -> None:
         """Register the command with `app`, which is the program or the command's group."""
         others = [_other_option(spec, about) for spec, about in self.options.items()]
-        parameters = [*others, *map(_setting_option, self.settings)]
+        parameters = [*others, *(_setting_option(name, self.about.get(name)) for name in self.settings)]
         parameters.append(
             _option("json", bool, "--json", "Print JSON lines on stdout, in place of text.", default=False)
         )
@@ -173,10 +175,10 @@ def imported(code: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _setting_option(name: str) -> inspect.Parameter:
+def _setting_option(name: str, about: str | None) -> inspect.Parameter:
     setting = SETTINGS[name]
     default = default_text(name)
-    about = f"{setting.about} (default: {default})" if default else setting.about
+    about = f"{about or setting.about}{f' (default: {default})' if default else ''}"
     flag = "--" + name.replace("_", "-")
     if not setting.metavar:
         return _option(name, bool | None, f"{flag}/--no-{flag[2:]}", about)

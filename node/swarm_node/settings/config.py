@@ -175,20 +175,21 @@ class Config(BaseModel):
     """Data type of the weights: float32, bfloat16, float16, int8 or int4. int8 and int4 compute in bfloat16. Servers
     with different data types give different answers."""
     blocks: tuple[int, int] | None = _setting(None, parsers.parse_span, "START:END", example="0:8")
-    """Serve exactly the blocks START to END - 1."""
+    """Serve exactly the blocks START to END - 1, such as 0:8. Default: the node chooses them."""
     max_blocks: int = _setting(0, parsers.whole_number(0, 4096), "N", example="8")
     """Serve at most this many blocks; 0: no limit."""
     max_memory: int = _setting(0, parsers.parse_size, "SIZE", example="6GiB")
-    """Maximum memory to use while serving, including the program itself; 0: most of the free memory."""
+    """Maximum memory to use while serving, including the program itself, such as 6GiB; 0: most of the free memory."""
     max_upload: int = _setting(0, parsers.parse_rate_limit, "RATE", example="20mbit")
     """Maximum upload rate, such as 20mbit or 2.5MB/s; 0: no limit."""
     max_download: int = _setting(0, parsers.parse_rate_limit, "RATE", example="100mbit")
     """Maximum download rate, such as 100mbit; 0: no limit."""
     monthly_traffic: int = _setting(0, parsers.parse_monthly_traffic, "SIZE", example="500GB")
-    """Traffic budget for a calendar month, sent and received; 0: no limit. The node takes no new work after 98 % of
-    it."""
+    """Traffic budget for a calendar month, sent and received, such as 500GB; 0: no limit. The node takes no new work
+    after 98 % of it."""
     hours: tuple[Parsed[Window], ...] = _setting((), parse_window, "HH:MM-HH:MM", many=True, example="22:00-07:00")
-    """Work only during these hours of the day, in local time; separate several with commas. Default: always."""
+    """Work only during these hours of the day, in local time, such as 22:00-07:00; separate several with commas. Default:
+    always."""
     device: str = _setting("auto", parsers.one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
     """Device to compute on: auto, cpu, cuda or mps."""
     threads: int = _setting(0, parsers.whole_number(0, 4096), "N", example="4")
@@ -207,7 +208,8 @@ class Config(BaseModel):
     start: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/models/story")
     """Local copy of the checkpoint that the run starts from: a Hugging Face model directory."""
     devices: tuple[str, ...] = _setting((), parsers.parse_device, "DEVICES", many=True, example="cuda:0,cuda:1")
-    """Train on several devices as one member, such as cuda:0,cuda:1. For several CPU processes, repeat cpu."""
+    """Train on several devices as one member, such as cuda:0,cuda:1, or cpu,cpu for two processes on
+    the CPU."""
     micro_batch: int = _setting(0, parsers.whole_number(0, 1 << 16), "N", example="1")
     """Samples per forward and backward pass in training; 0: the whole batch."""
     autocast: bool = _switch()
@@ -290,7 +292,7 @@ class Config(BaseModel):
     otlp: str = _setting("", parsers.parse_url, "URL", example="http://127.0.0.1:4318")
     """Send traces of requests and rounds to this OpenTelemetry collector by OTLP over HTTP."""
     log_format: str = _setting("human", parsers.one_of("human", "json"), "FORMAT")
-    """Format of log lines: human or json."""
+    """Format of the log: human or json."""
     log_level: str = _setting("info", parsers.one_of("debug", "info", "warning", "error"), "LEVEL")
     """Minimum log level: debug, info, warning or error."""
     origins: Mapping[str, str] = Field(default_factory=dict, repr=False)
@@ -323,4 +325,6 @@ def default_text(name: str) -> str:
         return f"{default * 8 / 1e6:g}mbit"
     if SETTINGS[name].metavar == "TIME":
         return parsers.written_time(default)
+    if default is True:
+        return "true"
     return f"{default:g}" if isinstance(default, float) else str(default)

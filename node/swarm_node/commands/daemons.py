@@ -16,7 +16,7 @@ from swarm_node import diagnostics
 from swarm_node.commands.command_list import SERVING, TRAINING
 from swarm_node.commands.command_options import Flags, imported, say_lookup
 from swarm_node.events.emitter import Emitter
-from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, share_of_limit
+from swarm_node.machine.hardware import LEAST_PROCESS_BYTES, PROCESS_BYTES, share_of_limit
 from swarm_node.machine.lean_imports import lean_imports, let_threads_sleep
 from swarm_node.roles.run_entry import check_may_enter, have_expired
 from swarm_node.settings.config import Config, UsageError
@@ -138,11 +138,23 @@ def _check_work(config: Config) -> None:
             f"{config.run} {found}",
             remedy=f"give --run the file that the run's author signed, such as run.toml, or {RUN_ID_FORM}",
         )
-    if config.max_memory:
-        # the memory of the process itself is known later, and counts only if the model is in the same memory
-        share_of_limit(config.max_memory, LEAST_PROCESS_BYTES if config.device == "cpu" else 0)
     _check_data(config)
     check_model_directories(config)
+    if config.max_memory:
+        _check_memory(config)
+
+
+def _check_memory(config: Config) -> None:
+    """Refuse a limit that leaves nothing for a model, and name what a local model needs. Raises ConfigError."""
+    try:
+        # the memory of the process itself is known later, and counts only if the model is in the same memory
+        share_of_limit(config.max_memory, LEAST_PROCESS_BYTES if config.device == "cpu" else 0)
+    except ConfigError:
+        if isinstance(config.model, Path):
+            from swarm_node.roles.serving import needed_bytes  # noqa: PLC0415  imports torch
+
+            share_of_limit(config.max_memory, PROCESS_BYTES, needed_bytes(config.model, config.dtype, config.blocks))
+        raise
 
 
 def _check_data(config: Config) -> None:

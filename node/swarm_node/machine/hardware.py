@@ -10,6 +10,7 @@ before the first weight is loaded. Loading, computing and answering take up to 8
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 from collections.abc import Callable
@@ -144,20 +145,21 @@ def share_of_free(free_bytes: int) -> MemoryShare:
     return MemoryShare(model_bytes=model_bytes, cache_bytes=max(1, min(model_bytes, MAX_CACHE_BYTES)))
 
 
-def share_of_limit(limit_bytes: int, held: int) -> MemoryShare:
+def share_of_limit(limit_bytes: int, held: int, least_bytes: int = 0) -> MemoryShare:
     """Return what a limit of `limit_bytes` leaves for a model if the process already holds `held` bytes.
 
-    Raises ConfigError if nothing is left to serve with.
+    Raises ConfigError if nothing is left to serve with, or less than the `least_bytes` that the model needs.
     """
     left_bytes = int((limit_bytes - held) * LIMIT_SHARE)
     model_bytes = left_bytes - WORKING_BYTES
     waiting_bytes = min(MAX_WAITING_BYTES, max(limits.MAX_MESSAGE_BYTES, (limit_bytes - held - left_bytes) // 2))
-    if model_bytes <= 0:
+    if model_bytes < max(1, least_bytes):
         takes = f"the node itself takes {size(held)} and" if held else "the node"
-        needed = int(WORKING_BYTES / LIMIT_SHARE)
+        left = f"the model needs {size(least_bytes)} more" if least_bytes else "none is left for a model"
+        num_mib = math.ceil((held + (WORKING_BYTES + least_bytes) / LIMIT_SHARE) / 2**20)
         raise ConfigError(
-            f"of {size(limit_bytes)} of memory {takes} needs {size(needed)} to work: none is left for a model",
-            remedy=f"allow {size(held + needed)} with --max-memory, and what the model takes",
+            f"of {size(limit_bytes)} of memory {takes} needs {size(int(WORKING_BYTES / LIMIT_SHARE))} to work: {left}",
+            remedy=f"allow {num_mib} MiB with --max-memory{'' if least_bytes else ', and what the model takes'}",
         )
     return MemoryShare(model_bytes=model_bytes, cache_bytes=model_bytes, waiting_bytes=waiting_bytes)
 

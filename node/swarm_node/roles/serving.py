@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from swarm.recent_rate import RecentRate
+from swarm.router.block_budget import least_bytes
 from swarm.router.placement import PlacementDecision
 from swarm.serving.model import fused_decode
 from swarm.serving.model.model_files import manifest_beside
-from swarm.serving.server.capability import VolunteerOptions
+from swarm.serving.server.capability import VolunteerOptions, planned_needs
 from swarm.serving.server.deployment import DTYPES, Dtype, ServerOptions
 from swarm.serving.server.span_placer import SpanPlacer
 from swarm_protocol.checks import check_name
@@ -78,7 +79,7 @@ class ModelServing:
         self._node.emitter.emit("loading", model=self._name)
         source = await asyncio.to_thread(find_source, self._model, self._node.home, ProgressReports(self._downloading))
         await asyncio.to_thread(self._take_manifest, source.directory)
-        options = await asyncio.to_thread(_options, self._node, self._dtype, self._published)
+        options = await asyncio.to_thread(_options, self._node, source.directory, self._dtype, self._published)
         async with kept_convictions(self._node) as convictions:
             options = replace(options, server=replace(options.server, convictions=convictions))
             await self._place_with(options, source)
@@ -190,7 +191,13 @@ def serving_line(status: ServingStatus, num_blocks: int) -> str:
     return f"SERVING {blocks}, {rate(status.tokens_per_s)}{sessions}"
 
 
-def _options(node: Node, dtype: Dtype, published: PublishedManifest | None) -> VolunteerOptions:
+def needed_bytes(directory: Path, dtype: Dtype, span: tuple[int, int] | None) -> int:
+    """Return the least bytes for the blocks of `span`, or for one block. Raises ConfigError or IntegrityError."""
+    start, end = span or (0, 1)
+    return least_bytes(planned_needs(directory, ServerOptions(dtype=dtype)), end - start)
+
+
+def _options(node: Node, directory: Path, dtype: Dtype, published: PublishedManifest | None) -> VolunteerOptions:
     """Return the options for serving. Blocks, for seconds the first time on a machine."""
     config, device = node.config, node.hardware.device
     if fused_decode.is_for(DTYPES[dtype], device):
@@ -200,7 +207,8 @@ def _options(node: Node, dtype: Dtype, published: PublishedManifest | None) -> V
     else:
         # on an accelerator the limit does not include this process's own memory
         held = resident_bytes() if device == "cpu" else 0
-        share = share_of_limit(min(config.max_memory, node.hardware.memory_bytes), held)
+        limit_bytes = min(config.max_memory, node.hardware.memory_bytes)
+        share = share_of_limit(limit_bytes, held, needed_bytes(directory, dtype, config.blocks))
     return VolunteerOptions(
         span=config.blocks,
         max_blocks=config.max_blocks or None,

@@ -188,8 +188,8 @@ class Config(BaseModel):
     """Traffic budget for a calendar month, sent and received, such as 500GB; 0: no limit. The node takes no new work
     after 98 % of it."""
     hours: tuple[Parsed[Window], ...] = _setting((), parse_window, "HH:MM-HH:MM", many=True, example="22:00-07:00")
-    """Work only during these hours of the day, in local time, such as 22:00-07:00; separate several with commas. Default:
-    always."""
+    """Work only during these hours of the day, in local time, such as 22:00-07:00; separate several with commas.
+    Default: always."""
     device: str = _setting("auto", parsers.one_of("auto", "cpu", "cuda", "mps"), "DEVICE")
     """Device to compute on: auto, cpu, cuda or mps."""
     threads: int = _setting(0, parsers.whole_number(0, 4096), "N", example="4")

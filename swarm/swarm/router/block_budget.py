@@ -81,17 +81,21 @@ def block_budget(needs: ModelNeeds, max_bytes: int, max_kv_bytes: int) -> BlockB
     return BlockBudget(num_blocks=num_blocks, max_blocks=max_blocks, reason=reason)
 
 
+def least_bytes(needs: ModelNeeds, num_blocks: int) -> int:
+    """Return the least bytes for `num_blocks`: their weights, and the cache of a page or what loading them takes."""
+    return needs.weight_bytes(num_blocks) + max(needs.loading_bytes, PAGE_TOKENS * needs.kv_bytes * num_blocks)
+
+
 def kv_bytes_beside(needs: ModelNeeds, num_blocks: int, max_bytes: int, max_kv_bytes: int) -> int:
     """Return the bytes left for the cache beside a span of `num_blocks`. Raises ConfigError if they are not enough."""
-    left_bytes = max_bytes - needs.weight_bytes(num_blocks)
-    if left_bytes < max(needs.loading_bytes, PAGE_TOKENS * needs.kv_bytes * num_blocks):
+    if max_bytes < least_bytes(needs, num_blocks):
         raise ConfigError(
             f"{num_blocks} blocks with embedding and head take {needs.weight_bytes(num_blocks)} bytes, "
             f"{needs.loading_bytes} more while they are loaded, and with room for {PAGE_TOKENS} tokens more than the "
             f"{max_bytes} that are allowed",
             remedy="serve fewer blocks, or allow more memory",
         )
-    return min(left_bytes, max_kv_bytes)
+    return min(max_bytes - needs.weight_bytes(num_blocks), max_kv_bytes)
 
 
 def comfortable_bytes(needs: ModelNeeds, num_blocks: int) -> int:

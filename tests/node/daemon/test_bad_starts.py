@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.free_ports import free_port
 from support.node_process import Node
+from support.tiny_models import FAMILIES, write_model
 
 from .conftest import RunHere, Seed, run_node
 
@@ -47,6 +48,16 @@ def test_start_with_impossible_settings_says_what_to_do(
     home = () if arguments[0] == "demo" else ("--home", tmp_path / "home")
     answer = run_here(*arguments, *home)
     assert expected in answer.error
+    assert answer.code == 1
+
+
+def test_start_with_too_little_memory_names_the_whole_need_of_a_local_model(run_here: RunHere, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model", FAMILIES["llama"]())
+    answer = run_here("join", "--model", model, "--max-memory", "64MiB", "--home", tmp_path / "home")
+    assert (
+        "of 64 MiB of memory the node itself takes 560 MiB and needs 107 MiB to work: the model needs" in answer.error
+    )
+    assert "→ allow 667 MiB with --max-memory" in answer.error
     assert answer.code == 1
 
 

@@ -35,6 +35,13 @@ def test_share_of_less_than_the_node_itself_takes_is_refused_with_both_sizes(tol
         share_of_limit(1024, 0)
 
 
+def test_share_of_a_limit_names_all_that_a_model_needs_at_once() -> None:
+    with pytest.raises(ConfigError, match="needs 107 MiB to work: the model needs 90 MiB more") as e:
+        share_of_limit(640 * MIB, 480 * MIB, 90 * MIB)
+    assert e.value.remedy == "allow 687 MiB with --max-memory"
+    assert share_of_limit(687 * MIB, 480 * MIB, 90 * MIB).model_bytes >= 90 * MIB
+
+
 def test_share_of_free_memory_leaves_some_to_the_owner() -> None:
     share = share_of_free(2**40)
     assert share.model_bytes < 0.9 * 2**40

@@ -147,6 +147,14 @@ def test_try_it_is_there_only_beside_a_gateway(source: ExampleSource) -> None:
     assert 'href="/try"' in there.get("/").text
 
 
+def test_try_page_says_why_no_model_can_answer() -> None:
+    assert "None is served." in opened(example_source(0), has_chat=True).get("/try").text
+    source = example_source(12)
+    models = [model.model_copy(update={"health": "incomplete"}) for model in source.overview().models]
+    source.change(models=models)
+    assert "Blocks of each model have no server." in opened(source, has_chat=True).get("/try").text
+
+
 def test_a_thousand_nodes_come_in_pages_that_miss_none(client: TestClient, source: ExampleSource) -> None:
     found: list[str] = []
     for number in range(1, 21):

@@ -247,11 +247,13 @@ class MemberReports:
 
     def apart(self, context: RunContext) -> None:
         """Report the peers that follow another history of the run: when there are some, and when they are twice as
-        many."""
+        many. Forget the others, so that strangers with made-up links do not take the room of these."""
         contradicts = context.replica.history.contradicts
         apart = {
             peer: link for peer, link in context.apart.items() if contradicts(link.rank[:3], link.outcome.state_digest)
         }
+        context.apart.clear()
+        context.apart.update(apart)
         if len(apart) >= max(1, 2 * self._num_apart):
             self._num_apart = len(apart)
             step = min(link.outer_step for link in apart.values())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,8 +18,9 @@ from swarm.testing import virtual_time
 from swarm.training.member.progress_reports import BROKE_PROTOCOL, DOWNWEIGHTED, LEFT_OUT, MemberReports, RoundLog
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.round_events import GiveUp
+from swarm.training.state.ancestry import MAX_APART
 from swarm.training.state.run_context import RunContext
-from swarm.training.trainer_events import OuterStep, RoundAborted, TrainingEvent
+from swarm.training.trainer_events import OtherHistory, OuterStep, RoundAborted, TrainingEvent
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Refusal, TrainerRecord
@@ -51,6 +54,26 @@ def test_log_adds_up_each_phases_time_over_all_attempts() -> None:
         "commit": 0.25,
         "apply": 0.25,
     }
+
+
+def test_strangers_whose_links_contradict_nothing_leave_room_for_peers_of_another_history() -> None:
+    place, other = (0, 1, 0), b"other".ljust(32)
+
+    def link(rank: tuple[int, int, int]) -> Any:
+        return SimpleNamespace(rank=rank, outcome=SimpleNamespace(state_digest=other), outer_step=rank[1])
+
+    events = list[TrainingEvent]()
+    history = SimpleNamespace(contradicts=lambda rank, digest: (rank, digest) == (place, other))
+    strangers = {peer(number): link((0, 10**6, 0)) for number in range(MAX_APART)}
+    context: Any = SimpleNamespace(apart=strangers, replica=SimpleNamespace(history=history))
+    reports = MemberReports(peer(0), events.append)
+    reports.apart(context)
+    assert not events
+    assert len(context.apart) < MAX_APART
+    context.apart[peer(MAX_APART)] = link(place)
+    reports.apart(context)
+    assert events == [OtherHistory(step=1, peers=(peer(MAX_APART),))]
+    assert context.apart.keys() == {peer(MAX_APART)}
 
 
 def test_attempts_that_fail_for_one_reason_are_logged_once_a_step_and_each_is_an_event(

@@ -35,22 +35,25 @@ BACKWARD_FACTOR = 3.0
 once more for the gradient of its input."""
 
 BLOCK_WEIGHTS = 12
-"""A block has some 12 H^2 weights, and the head has H V. This estimates the head's time before it has run."""
+"""A block has some 12 H^2 weights, and the head has H V. This estimates the time of the head, and of attention to long
+sequences, before they have run."""
 
 Direction: TypeAlias = Literal["forward", "backward"]
 
 
 class ForwardPace:
-    """Estimates the milliseconds of a position on one block: at first from `forward_ms`, then as measured. It is good
-    until `until_s` on the loop's clock. On the idle machine a position takes at most `idle_ms`."""
+    """Estimates the milliseconds of a position on one block, without its attention: at first from `forward_ms`, then
+    as measured. It is good until `until_s` on the loop's clock. On the idle machine a position takes at most
+    `idle_ms`."""
 
     def __init__(self, forward_ms: float, *, idle_ms: float = math.inf) -> None:
         self.until_s = math.inf
         self.ms = _by_direction(forward_ms)
         self.idle_ms = _by_direction(min(forward_ms, idle_ms))
 
-    def took(self, direction: Direction, num_positions: int, num_blocks: float, elapsed_ms: float) -> None:
-        measured_ms = elapsed_ms / (num_positions * num_blocks)
+    def took(self, direction: Direction, work: float, num_blocks: float, elapsed_ms: float) -> None:
+        """Record that `work`, in positions, took `elapsed_ms` on `num_blocks`."""
+        measured_ms = elapsed_ms / (work * num_blocks)
         self.ms[direction] = max(MIN_POSITION_MS, 0.8 * self.ms[direction] + 0.2 * measured_ms)
 
 
@@ -69,16 +72,15 @@ class ForwardCut:
 
 
 def cut_call(
-    num_positions: int, start: int, end: int, *, head_blocks: float, position_ms: float, idle_ms: float
+    num_positions: int, start: int, end: int, *, head_blocks: float, block_ms: float, idle_ms: float
 ) -> ForwardCut:
     """Cut a call on sequences of `num_positions` into pieces. The head takes as long as `head_blocks` blocks, 0 without
-    a head. A position takes `position_ms` on a block now, and `idle_ms` on the idle machine.
+    a head. A sequence takes `block_ms` on a block now, and `idle_ms` on the idle machine.
 
     Raises PeerRefused if one block takes too long, with `retry_after_s` if it would not on the idle machine.
     """
-    block_ms = num_positions * position_ms
     if block_ms * max(1.0, head_blocks) > MAX_PIECE_MS:
-        is_final = num_positions * idle_ms * max(1.0, head_blocks) > MAX_PIECE_MS
+        is_final = idle_ms * max(1.0, head_blocks) > MAX_PIECE_MS
         raise PeerRefused(
             f"a block takes {block_ms:.0f} ms for {num_positions} positions here"
             f"{'' if is_final else ' now'}, and others would wait for it",
@@ -121,13 +123,20 @@ class ForwardCall:
             asked.start,
             asked.end,
             head_blocks=self.num_blocks(asked.end, asked.end),
-            position_ms=self.pace.ms[self.direction],
-            idle_ms=self.pace.idle_ms[self.direction],
+            block_ms=self.sequence_work * self.pace.ms[self.direction],
+            idle_ms=self.sequence_work * self.pace.idle_ms[self.direction],
         )
 
     @property
     def span(self) -> Span:
         return self.deployed.loaded.span
+
+    @property
+    def sequence_work(self) -> float:
+        """The work of a sequence on a block, in positions without attention. Attention to half of N positions takes
+        2 N H operations a position, and the block's weights two each."""
+        num_positions = self.asked.num_positions
+        return num_positions * (1 + num_positions / (BLOCK_WEIGHTS * self.span.hidden_size))
 
     @property
     def has_head(self) -> bool:

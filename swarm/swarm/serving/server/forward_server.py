@@ -237,8 +237,7 @@ class ForwardServer:
             timed: tuple[Tensor, float] = await call.deployed.engine.in_thread(_timed, run, *tensors)
         result, elapsed_ms = timed
         if num_blocks:
-            num_positions = tensors[0].shape[0] * tensors[0].shape[1]
-            call.pace.took(direction, num_positions, num_blocks, elapsed_ms)
+            call.pace.took(direction, len(tensors[0]) * call.sequence_work, num_blocks, elapsed_ms)
             call.pace.until_s = asyncio.get_running_loop().time() + PACE_S
         return result
 

@@ -89,6 +89,13 @@ class Anchor:
             order=order.order,
         )
 
+    def is_of(self, proof: Proof) -> bool:
+        """Return whether this is the endorsed state that `proof` certifies. The digest alone does not say so: groups of
+        strangers can vote for it, too, as for that of another step and roster."""
+        mine = (self.digest, self.sequence, self.outer_step, self.rosters[:1])
+        shown = (proof.outcome.state_digest, proof.sequence, proof.outer_step, (proof.roster,))
+        return mine == shown and not set(proof.roster).isdisjoint(proof.voters)
+
     def knows_order_of(self, proof: Proof) -> bool:
         """Return whether `proof` has the same last resume order as this state, or both have none."""
         return proof.sequence == self.sequence and (self.order is None or proof.order == self.order)
@@ -100,7 +107,7 @@ async def links_from(reader: ProofReader, peer: str, proof: Proof, anchor: Ancho
 
     Raises PeerViolation or IntegrityError for an invalid resume order.
     """
-    if anchor.digest and proof.outcome.state_digest == anchor.digest:
+    if anchor.is_of(proof):
         return ()
     if not anchor.knows_order_of(proof):
         if proof.sequence <= anchor.sequence:

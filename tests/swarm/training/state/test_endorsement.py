@@ -24,6 +24,7 @@ from swarm.training.state.endorsement import (
 )
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateEndorsed, StateFetched
 from swarm_protocol.commit_messages import Endorsement, Outcome
+from swarm_protocol.envelope import unverified
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.member_messages import Standing
@@ -65,8 +66,8 @@ async def endorsed(swarm: Swarm) -> bytes:
     return data
 
 
-def forged(keys: Sequence[Identity], run: str, step: int) -> bytes:
-    """Return a certificate of `step` that only these keys have signed."""
+def forged(keys: Sequence[Identity], run: str, step: int, state_digest: bytes) -> bytes:
+    """Return a certificate of this state of `step` that only these keys have signed."""
     signers = [RunSignatures(identity=each, network_id="test", run=run) for each in keys]
     peers = sorted(each.peer_id for each in keys)
     group = Group(
@@ -80,16 +81,21 @@ def forged(keys: Sequence[Identity], run: str, step: int) -> bytes:
         vote_s=1.0,
     )
     signed = signers[0].sign_group(group, NOW)
-    outcome = Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=b"g" * 32)
+    outcome = Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=state_digest)
     return certificate_of(signed, outcome, signers)
 
 
-async def forgers(swarm: Swarm, stack: AsyncExitStack, num_keys: int, asked: list[str]) -> None:
-    """Start `num_keys` fresh keys that all claim to be further than all members, and endorsed, and show a
-    certificate."""
+async def forgers(
+    swarm: Swarm, stack: AsyncExitStack, num_keys: int, asked: list[str], endorsement: bytes = b""
+) -> None:
+    """Start `num_keys` fresh keys that all claim to be further than all members, and endorsed, and show a certificate:
+    of the state of this `endorsement`, as if it was that of a later step, or of a made-up state."""
     keys = [Identity(b"forger" + number.to_bytes(26, "big")) for number in range(num_keys)]
-    certificate = forged(keys[: min(num_keys, 16)], swarm.run.run_id, NUM_STEPS)
-    standing = Standing(outer_step=NUM_STEPS, state_digest=b"g" * 32, certificate=certificate).to_bytes()
+    digest = Endorsement.from_bytes(unverified(endorsement).payload).state_digest if endorsement else b"g" * 32
+    certificate = forged(keys[: min(num_keys, 16)], swarm.run.run_id, NUM_STEPS, digest)
+    standing = Standing(
+        outer_step=NUM_STEPS, state_digest=digest, certificate=certificate, endorsement=endorsement
+    ).to_bytes()
 
     async def answer(peer: str, _request: bytes) -> bytes:
         asked.append(peer)
@@ -102,20 +108,21 @@ async def forgers(swarm: Swarm, stack: AsyncExitStack, num_keys: int, asked: lis
         membership = await stack.enter_async_context(Membership(network))
         membership.announce(
             TrainerRecord(
-                run=swarm.run.run_id, outer_step=NUM_STEPS, digest=b"g" * 32, state="training", endorsed_step=NUM_STEPS
+                run=swarm.run.run_id, outer_step=NUM_STEPS, digest=digest, state="training", endorsed_step=NUM_STEPS
             )
         )
     await asyncio.sleep(1.0)
 
 
-def test_newcomer_follows_no_fresh_keys_when_the_open_run_is_endorsed() -> None:
+@pytest.mark.parametrize("copies_digest", [False, True])
+def test_newcomer_follows_no_fresh_keys_when_the_open_run_is_endorsed(copies_digest: bool) -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm, AsyncExitStack() as stack:
             await founded(swarm, 3)
-            await endorsed(swarm)
+            endorsement = await endorsed(swarm)
             await asyncio.sleep(6.0)
             asked = list[str]()
-            await forgers(swarm, stack, NUM_KEYS, asked)
+            await forgers(swarm, stack, NUM_KEYS, asked, endorsement if copies_digest else b"")
             newcomer = await swarm.join("newcomer")
             members = await swarm.finish()
             assert newcomer.peer_id in asked
@@ -141,13 +148,14 @@ def test_newcomer_is_deceived_by_fresh_keys_when_the_run_is_not_endorsed() -> No
     virtual_time.run(main(), compute_s=interval_cost)
 
 
-def test_observer_and_export_ignore_fresh_keys_when_the_run_is_endorsed() -> None:
+@pytest.mark.parametrize("copies_digest", [False, True])
+def test_observer_and_export_ignore_fresh_keys_when_the_run_is_endorsed(copies_digest: bool) -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
             await founded(swarm, 3)
-            await endorsed(swarm)
+            endorsement = await endorsed(swarm)
             await asyncio.sleep(6.0)
-            await forgers(swarm, stack, NUM_KEYS, [])
+            await forgers(swarm, stack, NUM_KEYS, [], endorsement if copies_digest else b"")
             network = swarm.internet.network(ONLOOKER)
             stack.push_async_callback(network.close)
             membership = await stack.enter_async_context(Membership(network))

@@ -129,7 +129,7 @@ SAID = [
     ("rounds.md", f"cut to 1/{parts.MAX_SKEW:.0f} and {parts.MAX_SKEW:.0f}"),
     ("rounds.md", f"L is N ÷ {parts.LEAST_LEAVES:,}, rounded down to a multiple of {CUT_VALUES}, at least"),
     ("rounds.md", f"whole leaves as fit {parts.FRAME_VALUES:,} values"),
-    ("rounds.md", f"asks {members_watch.NUM_WATCHED} other members every {members_watch.WATCH_S:.0f} s where"),
+    ("rounds.md", f"asks {members_watch.NUM_WATCHED} other members every {members_watch.WATCH_S:.0f} s for their"),
     ("rounds.md", f"with its proofs at most {100 * leaf_checks.BYTES_SHARE:.1f} % of the bytes"),
     ("rounds.md", f"or {leaf_checks.LEAST_BYTES >> 10} KiB; else"),
     (

@@ -29,13 +29,12 @@ def events_page() -> str:
 def metrics_page() -> str:
     parts = [
         "# Metrics\n\nWith `--metrics HOST:PORT` a daemon serves Prometheus metrics at `http://HOST:PORT/metrics` "
-        "(port 0: any free port; the `metrics` event has the address). A gateway also serves them on its own port. "
-        "There a scrape needs a key with `--api-keys`, as every request does: set `authorization` in Prometheus, with "
-        "`credentials_file`. "
-        "Without the option, no port is opened. On loopback, requests under a name that a stranger can own get "
-        "status 421, as at a [gateway](gateway.md); beyond it, any name is answered. Metrics may be added, never "
-        "renamed. A histogram's kind comes with "
-        f"its number of buckets; the last column says when a value changes.\n\n{GENERATED}"
+        "(port 0: any free port; the `metrics` event has the address). Without the option, no port is opened. On "
+        "loopback, only requests for an IP address or a name without a dot are answered, others get status 421; on "
+        "other addresses, any name is answered. A gateway also serves metrics on its own port; with `--api-keys` this "
+        "needs a key, which Prometheus reads from `credentials_file` under `authorization`. Metrics may be added, "
+        "never renamed. The last column says when a value changes; a histogram has its number of buckets."
+        f"\n\n{GENERATED}"
     ]
     for title, (about, part) in GROUPS.items():
         rows = "\n".join(_row(name, spec) for name, spec in part.items())

@@ -28,9 +28,9 @@ _UNPRINTABLE = re.compile(
     r"\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
     r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff\U000f0000-\U0010ffff]"
 )
-"""Control and format characters, separators other than the space, surrogates and characters for private use. A fixed
-list: `str.isprintable` also refuses what Unicode had not assigned yet when that Python was released, so that nodes with
-different Pythons would disagree on a name with a new emoji."""
+"""Control and format characters, separators other than the space, surrogates and characters for private use. The list
+is fixed, because `str.isprintable` depends on the Unicode version of the Python: nodes with different Pythons would
+disagree on a name with a new emoji."""
 
 
 def check_text(value: object, field: str, *, max_chars: int, empty: bool = True) -> str:
@@ -57,7 +57,7 @@ def check_name(value: object, field: str, *, max_bytes: int = limits.MAX_NAME_BY
 
 
 def check_addr(value: object, field: str) -> str:
-    """Check the outer shape of a multiaddr, `/ip4/…`. The network finds out whether it can be dialled."""
+    """Check the outer shape of a multiaddr, `/ip4/…`. Only the network can tell whether it can be dialled."""
     addr = check_text(value, field, max_chars=limits.MAX_ADDR_BYTES, empty=False)
     if not _ADDR.fullmatch(addr):
         raise ValueError(f"{field} {addr!r} is not a multiaddr")
@@ -104,7 +104,7 @@ def check_count(values: object, field: str, *, max_items: int) -> None:
 
 
 def are_sorted(values: Sequence[Any]) -> bool:
-    """Return whether `values` are sorted and distinct: the one order in which a set of them may be signed."""
+    """Return whether `values` are sorted and distinct, the only order in which a set of values may be signed."""
     return list(values) == sorted(set(values))
 
 
@@ -203,8 +203,8 @@ _unchecked_types: ContextVar[frozenset[type[Checked]]] = ContextVar("unchecked t
 
 @contextmanager
 def unchecked(value_types: Iterable[type[Checked]]) -> Iterator[None]:
-    """Skip the checks of the fields of these types while this context lasts, in it and in the tasks that begin in it.
-    This is for simulations, whose nodes read nothing from outside."""
+    """Skip the checks of the fields of these types inside this context and the tasks that begin in it. For simulations,
+    whose nodes read nothing from outside."""
     token = _unchecked_types.set(_unchecked_types.get().union(value_types))
     try:
         yield
@@ -241,7 +241,7 @@ class Checked:
 
 @cache
 def hints_of(value_type: Any) -> dict[str, Any]:
-    """Return the annotations of a class's own fields, in which names are those of its module alone."""
+    """Return the annotations of a class's own fields, resolved only by the names of its module."""
     return get_annotations(value_type, locals={}, eval_str=True)
 
 

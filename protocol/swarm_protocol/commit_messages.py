@@ -138,9 +138,10 @@ class VoteReply(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeOrder(wire.WireMessage):
-    """The run's author lets `roster` go on without the others from the state with this digest and outer step.
+    """The author's signed order that `roster` goes on, without the others, from the state with this digest and outer
+    step.
 
-    The author signs it. Members follow the order with the highest `sequence` that they know, and no other.
+    Members follow only the order with the highest `sequence` that they know.
     """
 
     PROTO = training_pb2.ResumeOrder
@@ -158,11 +159,11 @@ class ResumeOrder(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endorsement(wire.WireMessage):
-    """The run's author says that its history contains the state with this digest and outer step. Signed by the author.
+    """The author's signed statement that the run's history contains the state with this digest and outer step.
 
     `roster` are the members of that state, whose votes decide the next one, and `next_attempt` is the first attempt of
     the round after it. `order_sequence` is the sequence of the resume order in force there; 0: none. The endorsement
-    with the highest `sequence` counts. Unlike a resume order it commits nothing: it only tells peers without a state
+    with the highest `sequence` counts. Unlike a resume order it commits nothing: it only shows peers without a state
     which history is the run's.
     """
 
@@ -205,7 +206,7 @@ class Certificate(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort(wire.WireMessage):
-    """The sender leaves this attempt, for this reason, and will not vote in it any more."""
+    """The sender leaves this attempt, for this reason, and casts no more votes in it."""
 
     PROTO = training_pb2.Abort
     MAX_BYTES = limits.MAX_ABORT_BYTES

@@ -43,9 +43,9 @@ class StatusRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingStatus(Checked):
-    """The status of a node that trains. `loss` is that of this node's last interval, None before the first. Since its
-    interval ended, `waits_s` ago, it has waited for `waits_for`, a text; empty: it trains. `slow_links` are lines that
-    name slow links of the run, and `convicted` are lines that name convicted members and their lies.
+    """The status of a node that trains. `loss` is that of this node's last interval, None before the first. `waits_for`
+    is a text that says for what the node has waited since its interval ended, `waits_s` ago; empty: it trains.
+    `slow_links` are lines about slow links of the run, and `convicted` about convicted members and their lies.
 
     While this node is on probation, it has `steps_left` of the run's `probation_steps`. `endorsed_step` is the newest
     outer step that the run's author has endorsed, as this node has verified (0: it knows none). `endorses_other` is set
@@ -125,8 +125,8 @@ class LimitStatus(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotCheckStatus(Checked):
-    """The number of spans that a gateway has had checked since its start, by result, and the servers that it does not
-    ask any more because they were proved to have lied, at most MAX_BARRED."""
+    """The number of spans of a gateway's answers that were checked since its start, by result, and the servers, at most
+    MAX_BARRED, that it does not use because they were proved to have lied."""
 
     num_passed: Count = 0
     num_failed: Count = 0

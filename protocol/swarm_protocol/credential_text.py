@@ -1,4 +1,4 @@
-"""Holds the shared parts of invitations to private networks and to runs: the link of an invitation key, and the
+"""Holds the parts that invitations to private networks and to runs share: the link of an invitation key, and the
 printable word.
 
 A certificate names the invitation key, which is in the word. The holder of the word signs a link from that key to its
@@ -47,8 +47,8 @@ def to_word(prefix: str, content: bytes) -> str:
 
 
 def from_word(prefix: str, text: str, decode: Callable[[bytes], T], *, max_chars: int, remedy: str) -> T:
-    """Return what `decode` makes of the content of a word; white space in it is ignored. Raises ConfigError, which
-    never quotes the text, since that is a secret."""
+    """Decode the content of a word with `decode`; white space in it is ignored. Raises ConfigError, which never quotes
+    the text, since that is a secret."""
     word = "".join(text.split())
     if not word.startswith(prefix):
         raise ConfigError(f"this is not an invitation, which begins with {prefix}", remedy=remedy)

@@ -111,8 +111,8 @@ class FindResponse(wire.WireMessage):
     """Answers for the first keys of the request, in order: as many as fit into MAX_FIND_RESPONSE_BYTES, and at least
     one.
 
-    `addrs` are the answering node's addresses. `is_cut` is set if still more is left out, because the answer does not
-    go over a stream.
+    `addrs` are the answering node's addresses. `is_cut` is set if more was left out because the answer is not sent over
+    a stream.
     """
 
     PROTO = dht_pb2.FindResponse

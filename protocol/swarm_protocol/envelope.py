@@ -6,8 +6,8 @@ Each content has exactly one encoding, so bytes can be compared and hashed, and 
 
 purpose, network id, subject (UTF-8) and payload each follow their length as 4 bytes big-endian; the public key is 32
 bytes, the times big-endian IEEE doubles, the signature 64 bytes, and nothing follows. The signature is over
-`b"swarm-envelope:"` and all that precedes it. That prefix, like the purpose, keeps a signature from being used as one
-for something else: libp2p signs `noise-libp2p-static-key:…` and the like with the same key.
+`b"swarm-envelope:"` and all that precedes it. Prefix and purpose keep a signature from being used for something else:
+libp2p signs with the same key, for example `noise-libp2p-static-key:…`.
 """
 
 from __future__ import annotations
@@ -175,8 +175,8 @@ def unverified(data: bytes, max_payload_bytes: int = limits.MAX_SIGNED_PAYLOAD_B
 
 
 def issued_at(data: bytes) -> float:
-    """Return when the envelope in `data` says that it was signed. With that as `now`, `unseal` reads it however old it
-    is. Raises PeerViolation."""
+    """Return the stated time of signing of the envelope in `data`. With this as `now`, `unseal` reads an envelope of
+    any age. Raises PeerViolation."""
     return unverified(data).issued_at
 
 
@@ -294,8 +294,8 @@ def _record_of(kind: str, payload: bytes) -> Record:
 def read_record(envelope: Envelope) -> Record:
     """Return the record that a verified envelope carries.
 
-    Raises PeerViolation if it is malformed, or not under one of the few keys where its signer may publish it. So nobody
-    can publish under an unrelated model, or in every key of a tree.
+    Raises PeerViolation if it is malformed, or not under one of the few keys under which its signer may publish it. So
+    nobody can publish under an unrelated model, or under every key of a tree.
     """
     kind = envelope.subject.partition("#")[0].split("/", 1)[0]
     if kind not in _KINDS:

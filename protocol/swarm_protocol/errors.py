@@ -76,10 +76,10 @@ class PeerTimeout(PeerError):
 
 
 class PeerRefused(PeerError):
-    """The peer is healthy but will not do this now. A `retry_after_s` of 0 means: do not ask again.
+    """The peer is healthy but does not do this now. A `retry_after_s` of 0 means: do not ask again.
 
-    `lacks_room`: it has no room for a sequence, for more of one, or for a call, and without `retry_after_s` never has
-    for as much.
+    `lacks_room` is set if it has no room for a sequence, for more of one, or for a call; with a `retry_after_s` of 0 it
+    never has so much room.
     """
 
     code = "refused"

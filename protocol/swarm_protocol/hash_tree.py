@@ -1,9 +1,9 @@
 """Implements Merkle trees: one digest that commits to many leaves, and short proofs that some leaves are in the tree
 (Merkle 1987).
 
-A leaf's digest is `sha256(0x00 | data)`, that of a node above `sha256(0x01 | left | right)`; the bytes in front keep a
-node from being shown as a leaf. If a level has an odd number of nodes, the missing right one counts as 32 zero bytes.
-The number of leaves is not part of the root: whoever checks a proof must know it from elsewhere.
+A leaf's digest is `sha256(0x00 | data)`, that of a node above `sha256(0x01 | left | right)`; the first bytes keep a
+node from being passed off as a leaf. If a level has an odd number of nodes, the missing right one counts as 32 zero
+bytes. The root does not contain the number of leaves, which the checker of a proof must know from elsewhere.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def leaf_digest(*pieces: bytes | bytearray | memoryview) -> bytes:
 def root_above(num_leaves: int, index: int, leaf: bytes, proof: Sequence[bytes]) -> bytes:
     """Return the root of a tree whose leaf `index` has the digest `leaf`, as `proof` (see `HashTree.proof`) shows it.
 
-    That the root is the right one is for the caller to check. Raises ValueError if the numbers do not fit.
+    The caller must check that the root is the right one. Raises ValueError if the numbers do not fit.
     """
     return HashTree.proven(num_leaves, index, [leaf], proof).root
 
@@ -51,7 +51,7 @@ class HashTree:
         """Return the part of a tree that `proof` (see `proof`) shows: the leaves from `start` on, and the nodes above
         them.
 
-        That the root is the right one is for the caller to check. Raises ValueError if the numbers do not fit.
+        The caller must check that the root is the right one. Raises ValueError if the numbers do not fit.
         """
         if not leaves or not 0 <= start <= num_leaves - len(leaves):
             raise ValueError(f"{len(leaves)} leaves from {start} on in a tree of {num_leaves}")

@@ -81,7 +81,7 @@ class Identity:
         return cls.load(path)
 
     def save(self, path: Path) -> None:
-        """Write the key to `path`, whole and durable or not at all, readable by its owner alone at every moment.
+        """Write the key to `path` atomically and durably, at no moment readable by other users.
 
         Raises ConfigError if it cannot be written or `path` exists: a lost key is a lost identity.
         """
@@ -157,7 +157,7 @@ SHORT_ID_CHARS = 8
 
 
 def short_id(peer_id: str) -> str:
-    """Return the end of a peer id, by which messages name a peer: its beginning is the same for all."""
+    """Return the end of a peer id, by which messages name a peer: all peer ids begin alike."""
     return f"…{peer_id[-SHORT_ID_CHARS:]}"
 
 

@@ -3,8 +3,8 @@ files.
 
 The manifest names every file of a model by its sha256. A weight file is also named by the root of the hash tree
 (`swarm_protocol.hash_tree`) over its chunks of CHUNK_BYTES, the last of which may be shorter. So a server can prove any
-single chunk to a peer that has only the manifest. The manifest also says which bytes of which file belong to which
-block, so that a server of a few blocks is asked only about these.
+single chunk to a peer that has only the manifest. The manifest also maps each block to byte ranges of the files, so
+that a server is asked only about its own blocks.
 
 A manifest is named by the sha256 of its bytes. Its signature is over `b"swarm-manifest:"` and these bytes; it belongs
 to no network and does not expire. `swarm.serving.manifest` makes, checks and uses them.
@@ -102,8 +102,8 @@ class ModelManifest(wire.WireMessage):
     """The files of the model that `publisher` calls `name`.
 
     `before` are the tensors that a server of the first block needs beside that block's, `after` those that a server of
-    the last block needs; a tied embedding is in both. `published_at` is in Unix seconds. `origin` says where the model
-    came from, in words of the publisher: a commit on a hub, or a run and its outer step.
+    the last block needs; a tied embedding is in both. `published_at` is in Unix seconds. `origin` is the publisher's
+    text about the model's origin: a commit on a hub, or a run and its outer step.
     """
 
     PROTO = manifest_pb2.ModelManifest

@@ -1,8 +1,8 @@
-"""Defines the messages between two members of a run outside its rounds: where each is, states and result parts by
-digest, and the messages between a head and its followers, over one stream for each.
+"""Defines the messages between two members of a run outside its rounds: the standing of each, requests for states and
+result parts by digest, and the messages between a head and each follower, over a stream of their own.
 
-The answers to `PartRequest`, `ManifestRequest` and `ChunkRequest` are the bytes themselves, which the peer that asked
-checks against the digest.
+The answers to `PartRequest`, `ManifestRequest` and `ChunkRequest` are the bytes themselves, which the asker checks
+against the digest.
 """
 
 from __future__ import annotations
@@ -106,13 +106,13 @@ class FollowRequest(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowReply(wire.WireMessage):
-    """Holds what a head says to a follower over its stream. `kind`:
+    """A head's message to a follower over its stream. `kind`:
 
     welcome    the head waits for its work
     full       the head takes no more trainers
-    hurry      the others are ready: the follower should end its interval with what it has done
+    hurry      the others are ready: the follower should end its interval with the work that it has done
     late       the head has gone to the round without its work
-    committed  `certificate` says what the state is now (empty: the run's initial state)
+    committed  `certificate` proves the new state (empty: the run's initial state)
     """
 
     PROTO = training_pb2.FollowReply

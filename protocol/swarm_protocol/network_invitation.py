@@ -4,15 +4,15 @@ serial.
 A private network is named by its owner's key, `private-` and the owner's peer id, so that everyone who knows the name
 can check who is a member. The owner signs a certificate for an *invitation key*, which the invitation's text contains.
 The holder of that key signs a link to its own node's key. The two together are the node's *chain*. libp2p proves a
-node's key in each connection, so nobody else can use a chain that was seen. A certificate that is *bound* names the
-node's key itself, and no link continues it.
+node's key in each connection, so nobody else can use a chain that they saw. A *bound* certificate names the node's key
+itself, and no link continues it.
 
 The owner revokes by serial, in a signed list whose newest edition all members keep.
 
-An invitation also hands on the secret that the members share, which opens no door: a node that has it still needs a
-certificate. It makes what strangers can see, the names of protocols and packets in a local network, say nothing. Keys
-for its uses are derived by HMAC-SHA-256; what is sealed is encrypted and authenticated with ChaCha20-Poly1305 (RFC
-8439) under a random nonce.
+An invitation also contains the members' shared secret, which gives no access: a node that has it still needs a
+certificate. The secret hides the names of protocols, and of packets in a local network, from strangers. Keys for its
+uses are derived by HMAC-SHA-256. Sealed messages are encrypted and authenticated with ChaCha20-Poly1305 (RFC 8439)
+under a random nonce.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class NetworkSecret:
         self._key = ChaCha20Poly1305(_derived(secret, b"seal"))
 
     def protocol_name(self, name: str) -> str:
-        """Return the name under which a method is served on the wire: 160 bits that can only be derived with the
+        """Return the name under which a method is served on the wire: 160 bits that can be derived only with the
         secret."""
         return _hidden(self._names, name)
 

@@ -24,7 +24,7 @@ class PathAddrs(WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Introduction(WireMessage):
-    """A wish for a direct path.
+    """A request for a direct path.
 
     To a relay, `peer_id` is the peer that the asker wants to reach, and `addrs` are further addresses of the asker.
     From a relay, `peer_id` is the asker, and `addrs` are addresses at which the relay sees it, or that share their IP.

@@ -4,9 +4,9 @@
 Messages with a vote or a report hold more than is signed; an `Equivocation` holds only the signed content, so that this
 evidence has a few hundred bytes.
 
-Members sign commitments to slices, reports to a coordinator, and votes. What they sign begins with its purpose. Every
-field after it has one length, or ends with a zero byte, which no name holds, or follows its own number of items, or is
-what is left at the end. Whole numbers are big-endian.
+Members sign commitments to slices, reports to a coordinator, and votes. The signed bytes begin with their purpose.
+Every later field has a fixed length, ends with a zero byte (which no name contains), follows its number of items, or is
+the last one. Whole numbers are big-endian.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ class Evidence(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongReduction(wire.WireMessage):
-    """Holds what convicts the signer of `statement`, in the signed `group`, of a wrong result.
+    """Evidence that convicts the signer of `statement`, in the signed `group`, of a wrong result.
 
-    Its `result` of `leaf`, which `result_proof` shows to be under the stated root, is not what follows from the
-    contributors' `slices`, in the order of the group.
+    Its `result` of `leaf`, which `result_proof` shows to be under the stated root, does not follow from the
+    contributors' `slices`, which are in the order of the group.
     """
 
     PROTO = proofs_pb2.WrongReduction
@@ -82,8 +82,8 @@ class WrongReduction(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalFinding(wire.WireMessage):
-    """A statement of its signer that it has computed the interval of `peer`, which contributed to the group
-    `origin_digest`, once more, and that the result is far from what `peer` committed to."""
+    """A statement of its signer that it has recomputed the interval of `peer`, which contributed to the group
+    `origin_digest`, and that the result is far from the one to which `peer` committed."""
 
     PROTO = proofs_pb2.IntervalFinding
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -97,7 +97,7 @@ class IntervalFinding(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongInterval(wire.WireMessage):
-    """Holds what accuses `peer` of a pseudo-gradient that does not follow from its interval.
+    """Evidence that accuses `peer` of a pseudo-gradient that does not follow from its interval.
 
     `certificate` committed the step to which it contributed. `slices` are its own of the leaves that the step's outcome
     draws, with their proofs, and `findings` the signed IntervalFindings: the first is that of the validator that the
@@ -118,9 +118,9 @@ class WrongInterval(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadSlice(wire.WireMessage):
-    """Holds what convicts `peer`, which committed to its slices of `step` from the state `state_digest` by `signature`
-    of `root` (see `slices_message`): the leaf `shown` is in the committed tree of `num_leaves` leaves,
-    and no encoder of the run's codec writes such bytes."""
+    """Evidence that convicts `peer`, which committed to its slices of `step` from the state `state_digest` by
+    `signature` of `root` (see `slices_message`): the leaf `shown` is in the committed tree of `num_leaves` leaves, and
+    no encoder of the run's codec writes such bytes."""
 
     PROTO = proofs_pb2.BadSlice
     MAX_BYTES = limits.MAX_AUDITED_SLICE_BYTES + limits.MAX_REQUEST_BYTES
@@ -180,9 +180,9 @@ class EvidenceFile(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equivocation(wire.WireMessage):
-    """Holds what convicts `peer` of two statements of one kind, about one attempt, that differ.
+    """Evidence that convicts `peer` of two different statements of one kind about one attempt.
 
-    `first` and `second` are each a StatedVote or a StatedReport of `peer`, or a group that it has signed as the
+    `first` and `second` are each a StatedVote or a StatedReport of `peer`, or a group that it signed as the
     coordinator.
     """
 
@@ -200,7 +200,7 @@ class Equivocation(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedVote(wire.WireMessage):
-    """Holds what the signature of a `Vote` in a run covers."""
+    """The content that the signature of a `Vote` in a run covers."""
 
     PROTO = equivocation_pb2.StatedVote
     MAX_BYTES = limits.MAX_REQUEST_BYTES
@@ -222,7 +222,7 @@ class StatedVote(wire.WireMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedReport(wire.WireMessage):
-    """Holds what the signature of a report to a coordinator covers: `report`, as a group carries it, for one
+    """The content that the signature of a report to a coordinator covers: `report`, as a group carries it, for one
     attempt."""
 
     PROTO = equivocation_pb2.StatedReport

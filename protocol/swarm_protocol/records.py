@@ -97,15 +97,14 @@ class PathCounts(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRecord(wire.WireMessage):
-    """One node: who, what hardware, how to reach it. Speeds are measured on a real block; 0: not measured.
+    """One node, its hardware, and how to reach it. Speeds are measured on a real block; 0: not measured.
 
-    `models` and `runs` name what it serves and trains, so that looking up the nodes tells what the network has. `role`
-    is what it was started as, "" if it does not say; a "visitor" only looks, as `swarm-node doctor` does. The time to
-    first token is a gateway's, median and 95th percentile of its requests of the last minutes; both are None where
-    there were none, and of nodes that take none. `pause` is why a volunteer lends nothing now: it is outside its
-    "hours", or its monthly "budget" of traffic is nearly used up; "" if it lends. It lends again at `lends_again_at`,
-    in Unix seconds; None: it does not say. `paths` counts the peers that it was connected to when it signed the record;
-    None: its version does not say.
+    `models` and `runs` name the models that it serves and the runs that it trains, so that a lookup of all nodes shows
+    the network's. `role` is its kind of node, "" if it does not say; a "visitor" only reads, as `swarm-node doctor`
+    does. The times to first token are the median and 95th percentile of a gateway's requests in the last minutes, None
+    without any. `pause` is why a volunteer lends nothing now: it is outside its "hours", or its monthly "budget" of
+    traffic is nearly used up; "" if it lends. It lends again at `lends_again_at`, in Unix seconds, None if it does not
+    say. `paths` counts the peers that were connected when it signed the record; None: its version does not say.
     """
 
     PROTO = records_pb2.NodeRecord
@@ -142,17 +141,16 @@ class ServeRecord(wire.WireMessage):
 
     `revision` names the weights: servers of different revisions never form one chain. `prefill_ms_per_token` and
     `decode_ms_per_block` are the times of one block for one token; `rtt_ms` are round trips to neighbours by peer id.
-    `relayed`: it is reached through another peer. `[next_start, next_end)` is the span it is about to move to; 0, 0 if
-    it stays. `tokens_per_s` are those that it took through its span of late, prompts' included; None: its version does
-    not say. `send_ms_per_token` is how long its upload takes for the hidden states of one token, which it sends to the
-    next server and to the client; 0 where nothing limits it, and where the span ends with the last block, which sends
-    tokens only. A proposal (see `swarm.router.placement`) has it for any span. `token_ms` is how long the hidden states
-    of one token take to come from a neighbour, beyond half the round trip, as its transfers have shown. `source` is the
-    commit on a hub that the weights came from, OWNER/NAME@COMMIT; "": they came from none. `manifest` is the digest of
-    the signed manifest that the weights are published with; b"": they are not.
-    `dtype` is the kind of its weights, one of SERVED_DTYPES; "": its version does not say. A proposal has a span of as
-    many blocks as leave room for many sessions, and in `max_blocks` the most that its peer can hold. A `max_blocks`
-    below the span's length, as 0, counts as that length.
+    `relayed`: it is reached through another peer. `[next_start, next_end)` is the span to which it is about to move; 0,
+    0 if it stays. `tokens_per_s` counts the tokens that lately went through its span, prompts included; None: its
+    version does not say. `send_ms_per_token` is how long its upload takes for the hidden states of one token, which it
+    sends to the next server and to the client; 0 without a limit, and for a span with the last block, which sends only
+    tokens. A proposal (see `swarm.router.placement`) has it for any span. `token_ms` is the measured time in which one
+    token's hidden states come from a neighbour, beyond half the round trip. `source` is the commit on a hub from which
+    the weights came, OWNER/NAME@COMMIT, or "". `manifest` is the digest of the weights' signed manifest; b"" if they
+    are not published. `dtype` is the kind of its weights, one of SERVED_DTYPES; "": its version does not say. A
+    proposal has a span of as many blocks as leave room for many sessions, and in `max_blocks` the most that its peer
+    can hold. A `max_blocks` below the span's length, such as 0, counts as that length.
     """
 
     PROTO = records_pb2.ServeRecord
@@ -204,8 +202,8 @@ class RoundReport(Checked):
     `phases_s` are durations by name, over all attempts at the step: "interval" of the inner steps, "group" until the
     signed group was here, "reduce" until this member could vote, "commit" until the certificate was here, "apply" until
     the state was adopted. With overlap an interval runs beside the round before. A phase without a measurement is
-    absent. `bytes_sent` is all that this member sent for the step. `rates_from` are the bytes per second at which the
-    slices of other members came to it; of many those of the slowest.
+    absent. `bytes_sent` is this member's traffic for the step. `rates_from` are the bytes per second at which the
+    slices of other members arrived; of many, those of the slowest.
     """
 
     outer_step: OuterStep
@@ -227,14 +225,13 @@ class ValidationReport(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerRecord(wire.WireMessage):
-    """A peer's place in a run: the committed outer step and state digest it has, empty while it has none.
+    """A member of a run, with its committed outer step and state digest, empty while it has none.
 
-    `report` is of the newest round that it took part in and that was committed, which may be an earlier one; None until
-    there is one. `num_parameters` are those that the run trains; None while it prepares. `validation` is its newest.
-    All three are None where its version does not say. `endorsed_step` is the outer step of the newest endorsement of
-    the run's author that the peer can show (see `commit_messages.Endorsement`); 0: it has none. `held_out_scores` are
-    those of the state that it has, in nats by member: the lowest ones, if there are more than a record holds (see
-    `swarm.training.standing.held_out_scores`).
+    `report` is about the newest committed round in which it took part, None without one. `num_parameters` counts the
+    run's parameters, None while it prepares. `validation` is its newest. All three are None if its version does not
+    say. `endorsed_step` is the outer step of the newest endorsement of the run's author that the peer can show (see
+    `commit_messages.Endorsement`); 0: it has none. `held_out_scores` are those of the state that it has, in nats by
+    member: the lowest ones, if there are more than a record holds (see `swarm.training.standing.held_out_scores`).
     """
 
     PROTO = records_pb2.TrainerRecord
@@ -262,11 +259,11 @@ _LEVEL = "#"
 
 
 def publish_key(record: Record, peer_id: str, depth: int = 0) -> str:
-    """Return the key under which `peer_id` publishes `record`: of depth 0, or, where that one is full, of the next
-    depth.
+    """Return the key of this `depth` under which `peer_id` publishes `record`: of depth 0, or, if that one is full, of
+    the next depth.
 
-    Each key has NUM_CHILD_KEYS below it; which one of them it is follows from the peer id. So keys form a tree that is
-    as deep as there are records (a prefix hash tree: Ramabhadran et al. 2004).
+    Each key has NUM_CHILD_KEYS below it, from which the peer id selects one. So keys form a tree that grows with the
+    number of records (a prefix hash tree: Ramabhadran et al. 2004).
     """
     match record:
         case NodeRecord():

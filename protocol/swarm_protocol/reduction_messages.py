@@ -1,8 +1,8 @@
-"""Defines the messages on the streams of a reduction: what opens a stream, and what an owner states and shows to those
-that audit its part.
+"""Defines the messages on the streams of a reduction: the opening of a stream, and an owner's statements and slices for
+the auditors of its part.
 
 Slices and results follow an opening as encoded frames, which have no message. `training_messages` has the groups that
-reduce, and `proof_messages` what convicts a member by these messages.
+reduce, and `proof_messages` the evidence that these messages can make.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ReduceOpening(wire.WireMessage):
     slices    from the backup: it replaces the owner, and asks for the receiver's slices from `frame` on
     audit     to the owner or the backup: the sender asks for a PartStatement, and then for slices (see `AuditDraw`)
     proof     from the owner: it cannot decode one leaf of the receiver's slice, which it names by an AuditDraw, and
-              asks where that is under the receiver's root; the answer is an AuditedSlice without data
+              asks for its path to the receiver's root; the answer is an AuditedSlice without data
 
-    Who sends slices shows before them where they are under the root to which it has committed: `proof` leads there,
-    together with the digests of the leaves of its slice of the part, which the receiver computes from the slice. For
-    `slices` the receiver answers with such an opening first.
+    A sender of slices first shows that they are under its committed root: `proof` leads there, together with the
+    digests of the leaves of its slice of the part, which the receiver computes from the slice. The receiver of a
+    `slices` opening answers with such an opening.
     """
 
     PROTO = training_pb2.ReduceOpening

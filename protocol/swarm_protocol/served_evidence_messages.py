@@ -1,16 +1,16 @@
 """Defines servers' commitments to their answers, and evidence about servers: a wrong proof of possession, which nodes
 pass on, and a wrong answer, which they do not.
 
-When the client closes the sequence, a server signs which rows it took, and which rows or tokens it made from them:
-before it can know whether the answer is checked. Each position has its own digest, so that positions run ahead of the
-client can be left out. `swarm.serving.checking` compares a commitment with what the client has.
+When the client closes the sequence, a server signs digests of its inputs and of its outputs or tokens, before it can
+know whether the answer is checked. Each position has its own digest, so that positions run ahead of the client can be
+left out. `swarm.serving.checking` compares a commitment with the client's rows.
 
 A `wrong_possession` holds a server's signed statement and the manifest that it contradicts, so anybody can check it
 (`swarm.serving.manifest.possession`). Nodes pass it on.
 
 A `wrong_answer` holds a server's signed commitment to an answer, and the rows of that answer. Anyone with the model's
-files can compute them once more (`swarm.serving.server.answer_replay`). It holds the inputs of a client's request,
-which for a model's first blocks are its prompt, so no node sends it to others on its own.
+files can recompute them (`swarm.serving.server.answer_replay`). It holds the inputs of a client's request, which for a
+model's first blocks are its prompt, so nodes never pass it on.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ POSITION_BYTES = 16
 class AnswerCommitment(wire.WireMessage):
     """A statement of its signer that it ran blocks `[start, end)` for one sequence.
 
-    It got the rows of positions `[inputs_from, inputs_to)`, and sent those of `[outputs_from, outputs_to)`; the server
-    of the last block drew the tokens that follow these positions. Earlier positions than `inputs_from` came from its
+    It received the rows of positions `[inputs_from, inputs_to)`, and sent those of `[outputs_from, outputs_to)`; the
+    server of the last block drew the tokens that follow these positions. Positions before `inputs_from` came from its
     cache.
     """
 
@@ -115,7 +115,7 @@ class PositionDigests:
                 self._digests += hashlib.blake2b(view[at : at + row_bytes], digest_size=POSITION_BYTES).digest()
 
     def add_draw(self, position: int, draw: TokenDraw, token: SampledToken) -> None:
-        """Add the token that was drawn after the input at `position`, with how it was drawn and its fingerprint."""
+        """Add the token that was drawn after the input at `position`, with the draw's parameters and fingerprint."""
         self._begin(position)
         asked = (draw.index, draw.seed, float(draw.temperature), float(draw.top_p), draw.top_k, float(draw.min_p))
         content = f"{asked!r}{token.token_id}/".encode() + token.fingerprint
@@ -147,7 +147,7 @@ class PositionDigests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownDraw(Checked):
-    """The token that a server drew after the input at `position`, how it was asked to, and the draw's fingerprint."""
+    """The token that a server drew after the input at `position`, the parameters of the draw, and its fingerprint."""
 
     position: Position
     index: Position = 0
@@ -165,7 +165,7 @@ class ShownDraw(Checked):
 
     @property
     def draw(self) -> TokenDraw:
-        """Return the draw that was asked for. Raises ValueError for an impossible one."""
+        """Return the requested draw. Raises ValueError for an impossible one."""
         return TokenDraw(**shared_fields(self, TokenDraw))
 
     @property
@@ -177,9 +177,9 @@ class ShownDraw(Checked):
 class ServedEvidence(wire.WireMessage):
     """A server's commitment with the rows that it covers: the body of Evidence of the kind `wrong_answer`.
 
-    `commitment` is its AnswerCommitment in the envelope. `inputs` are all rows from position 0 on that it says it took,
-    in `codec` (token ids for the first block), and `outputs` those that it gave; the server of the last block gave
-    `draws` in their place.
+    `commitment` is its AnswerCommitment in the envelope. `inputs` are all rows from position 0 on to which it commits,
+    in `codec` (token ids for the first block), and `outputs` its output rows; the server of the last block has `draws`
+    instead.
     """
 
     PROTO = served_evidence_pb2.ServedEvidence

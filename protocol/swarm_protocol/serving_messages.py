@@ -1,10 +1,9 @@
 """Defines the messages of the serving calls outside sessions: a model's small files, handovers, and stateless passes.
 
-- Files: a client starts from the small files of a model.
-- Handover: a sequence's keys and values go from a server that leaves to the one that takes over.
-- Forward and backward: researchers' clients use blocks as a function that keeps nothing. There is one stream for each
-  call: Compute and the pieces of the inputs, then the pieces of the answer. Forward takes token ids or hidden states;
-  backward takes hidden states and the gradient of what forward made of them.
+- Files: a client starts from the small files of a model. - Handover: a sequence's keys and values go from a server that
+leaves to the one that takes over. - Forward and backward: researchers' clients use blocks as a function that keeps
+nothing. There is one stream for each call: Compute and the pieces of the inputs, then the pieces of the answer. Forward
+takes token ids or hidden states; backward takes hidden states and the gradient of forward's output for them.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ class Compute(wire.WireMessage):
 
     Logits are computed for the last `num_last` positions of each sequence, or for all if it is 0. With `num_top`, a row
     has the `num_top` largest logits, then their token ids, then the log-sum-exp of all logits divided by `temperature`,
-    where 0 stands for 1. With `has_targets`, the client sends a token id for each position after its inputs, and a row
+    where 0 stands for 1. With `has_targets`, the client sends after its inputs a token id for each position, and a row
     has, before the log-sum-exp, the logit of its id; without `num_top` it has only these two numbers.
     """
 

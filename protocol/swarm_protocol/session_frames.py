@@ -74,7 +74,7 @@ class TokenDraw(Checked):
     """The parameters of the draw of a token at `index`, with the `num_logprobs` likeliest tokens, or None for no
     probabilities.
 
-    `ahead` more tokens may be drawn after it without being asked for, each of them the next input.
+    The server may draw `ahead` more tokens after it without another request, each of them the next input.
     """
 
     temperature: Annotated[float, number(limits.MAX_TEMPERATURE)] = 0.0
@@ -115,10 +115,10 @@ class SampledToken(Checked):
 class OpenSequence(Checked):
     """Asks for a sequence on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
 
-    With `grow_to`, the sequence may hold so many positions: those beyond `max_tokens` get their room when they come.
-    `page_keys` name the full pages of the prompt that the server may still hold. With `take_over`, it begins with the
-    keys and values of that sequence instead. `sampler` says how the sequence of the last block changes the logits of
-    its draws. SequenceReady or SequenceEnded answers it.
+    With `grow_to`, the sequence may grow to that many positions: those beyond `max_tokens` get their room when they
+    come. `page_keys` name the full pages of the prompt that the server may still hold. With `take_over`, it begins with
+    the keys and values of that sequence instead. `sampler` says how the sequence of the last block changes the logits
+    of its draws. SequenceReady or SequenceEnded answers it.
     """
 
     sequence_id: SequenceId
@@ -160,8 +160,8 @@ class StepRequest(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkUpdate(Checked):
-    """A request to take pushes from `previous` and push to `next` from now on; None stands for no server. LinkAck
-    answers it.
+    """A request to take pushes from `previous` and to push to `next` from now on; None means no server. LinkAck answers
+    it.
 
     The last server pushes the tokens that it draws to the first one or, if it is the first one itself, to the same
     sequence.
@@ -182,7 +182,7 @@ class AllowHandover(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerTokens(Checked):
-    """The answer's tokens so far, for a sequence with a sampler that takes over the answer. It has no answer.
+    """The answer's tokens so far, for a new sequence with a sampler that continues the answer. No frame answers it.
 
     `token_ids` are 4 bytes each, little-endian.
     """
@@ -193,7 +193,7 @@ class AnswerTokens(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSequence(Checked):
-    """Frees the sequence. With `commit_to`, a Commitment answers it, which covers the positions before that."""
+    """Frees the sequence. With `commit_to`, a Commitment to the positions before that answers it."""
 
     sequence_id: SequenceId
     commit_to: Position = 0
@@ -216,9 +216,8 @@ class StepResult(Checked):
     `push_failed` is set if the next server did not take some of the rows. `codec_error` is the error of the codec,
     relative to the root mean square of the rows. `passed_on` is set if the result is of single tokens that were pushed
     to the next server. Their times come with the last server's result, whose `upstream_ms` are the compute and queue
-    times of the servers before, the nearest last, as far as they are known. `looped` is set if the token is on its way
-    to the first server. `num_links` is the number of LinkUpdates that the sequence had received when it pushed these
-    rows.
+    times of the servers before, the nearest last, as far as they are known. `looped` is set if the token was pushed to
+    the first server. `num_links` is the number of LinkUpdates that the sequence had received when it pushed these rows.
     """
 
     sequence_id: SequenceId
@@ -280,8 +279,8 @@ class ServerLeaving(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Checked):
-    """A StepRequest from the server before, with what the client wants; or a drawn token from the last server to the
-    first.
+    """A StepRequest from the previous server, with the outputs that the client wants, or a drawn token from the last
+    server to the first.
 
     `source_id` is the sequence that pushes. `upstream_ms` are the compute and queue times of the servers so far, the
     nearest last, as far as they are known.

@@ -24,8 +24,8 @@ _LONG_KEY = re.compile(rf"(?<![\w-]){_WORD}(?:[ \t]*+\.[ \t]*+{_WORD}){{{MAX_KEY
 
 
 def parse_toml(text: str, path: Path | str, *, remedy: str = "correct it there") -> dict[str, Any]:
-    """Parse the text of the file `path`. Raises ConfigError, with this remedy, for what is not TOML, is nested too
-    deeply, or has an integer beyond 64 bits; and for a dotted key of too many words."""
+    """Parse the text of the file `path`. Raises ConfigError, with this remedy, for a text that is not TOML, is nested
+    too deeply, or has an integer beyond 64 bits or a dotted key of too many words."""
     if _LONG_KEY.search(text) is not None:
         raise ConfigError(
             f"{path} has a dotted key of more than {MAX_KEY_WORDS} words", remedy="use flat keys below a line [table]"

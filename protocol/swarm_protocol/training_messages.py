@@ -117,11 +117,11 @@ class Contribution(Checked):
     fully. The state says how many (see `swarm.training.standing.entrance`).
 
     `credentials` are those of itself and of its newcomers, if they enter the run by an invitation or by vouches.
-    `demoted` are members that it names for having vouched for a peer that evidence has convicted (see
+    `demoted` are members that vouched for a peer that evidence has convicted, or entered by a revoked invitation (see
     `swarm.training.standing.entrance`).
 
-    `effects` are what the member measured of the contributions that the state names as drawn, in their order: how much
-    its own part of each lowers the held-out loss, in millionths of a nat; empty if it measured nothing. If
+    `effects` are the member's measurements of the contributions that the state names as drawn, in their order: the
+    decrease of the held-out loss by its own part of each, in millionths of a nat; empty if it measured nothing. If
     `discounted`, it counts for less by the state's scores (see `swarm.training.standing.held_out_scores`).
     """
 
@@ -306,7 +306,7 @@ class Group(wire.WireMessage):
 
     @property
     def demoted(self) -> tuple[str, ...]:
-        """The peers that more than a third of the deciding members demote: not all of these lie."""
+        """The peers that more than a third of the deciding members demote, so that at least one honest member does."""
         deciding = set(self.deciding)
         named = Counter(peer for each in self.members if each.peer_id in deciding for peer in each.demoted)
         return tuple(sorted(peer for peer, count in named.items() if 3 * count > len(deciding)))

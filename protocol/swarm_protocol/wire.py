@@ -51,8 +51,8 @@ T = TypeVar("T")
 
 
 def encode(message: Message) -> bytes:
-    """Return the message's bytes. Equal messages give equal bytes within one version of this software; across versions
-    nothing relies on it."""
+    """Return the message's bytes. Equal messages give equal bytes within one version of this software, but perhaps not
+    across versions."""
     return bytes([MESSAGE_VERSION]) + message.SerializeToString(deterministic=True)
 
 
@@ -301,9 +301,9 @@ _handed_sizes: ContextVar[Mapping[type[WireMessage], Callable[[Any], int | bytes
 
 @contextmanager
 def handing_over(sizes: Mapping[type[WireMessage], Callable[[Any], int | bytes]]) -> Iterator[None]:
-    """Hand messages of these types themselves to their receivers while this context lasts, instead of decoding what
-    `sizes` returns for each: the number of its bytes on the wire, for messages that nobody needs in bytes, or
-    `encoded`. Holds for the tasks that begin in it, and nowhere else."""
+    """Hand messages of these types to their receivers as objects, without decoding, inside this context and the tasks
+    that begin in it. `sizes` returns for each the number of its bytes on the wire, or, for messages that are needed in
+    bytes, what `encoded` returns."""
     token = _handed_sizes.set(sizes)
     try:
         yield

@@ -1,9 +1,9 @@
-"""The SDK for training: take part in a run from Python, with the run's own model or with a module of one's own.
+"""The SDK for training: take part in a run from Python, with the run's own model or with your own module.
 
-A run for a module of one's own is made with `module_run`, signed with `swarm.training.run.run_file.write_run`, and
-given to the members as a file, together with the module's code and first weights.
+Make a run for your own module with `module_run`, sign it with `swarm.training.run.run_file.write_run`, and give it to
+the members as a file, together with the module's code and first weights.
 
-`Trainer` needs no event loop: it runs one in a thread of its own, which owns the network and all training.
+`Trainer` needs no event loop: it runs one in its own thread, which owns the network and all training.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ LEAVE_S = 30.0
 class MemberOptions:
     """The settings that a member training from Python chooses for itself.
 
-    `identity` is the file with the key that names this member to others; it is created if it does not exist. What this
-    member has promised and voted for in each run is kept in the folder `FILE.votes` beside it, so that a restart does
-    not vote for something else: keep the two together; a second process that uses them is refused. The folder also
-    keeps the evidence that convicts other members, and the author's newest endorsement. None makes a key for this
-    session and keeps nothing, which does not work where the run admits only certain peers.
+    `identity` is the file with the key that names this member to others; it is created if it does not exist. The folder
+    `FILE.votes` beside it keeps this member's promises and votes in each run, so that a restart does not vote for
+    something else. Keep the two together; a second process that uses them is refused. The folder also keeps the
+    evidence that convicts other members, and the author's newest endorsement. None makes a key for this session and
+    keeps nothing, which does not work if the run admits only certain peers.
 
     `invite` is the invitation to a private network, or its text. The default of `network_id` is the invitation's, or
     "swarm". `invitations` are the invitation to the run, or vouches of its members, or their texts, as
@@ -84,12 +84,12 @@ class MemberOptions:
 
     `listen`, `announce` and `relay` are those of `Libp2pOptions`: others must reach this member to train with it.
     Without `listen`, a member that joins through a peer beyond this machine listens on all interfaces, and any other on
-    loopback, where only members on this machine reach it. By default it is reached through relays while peers have not
-    confirmed that they reach it directly, and is a relay itself once they have.
+    loopback, where only members on this machine reach it. By default others reach it through relays until peers have
+    confirmed that they reach it directly; then it relays for others.
 
-    `local` and `data` say how, and on which files, to train a run that its file describes; `start` is this member's
-    copy of the checkpoint that the run starts from, which is otherwise downloaded from the hub. `collate` makes a batch
-    of samples of one's own data set.
+    `local` and `data` are the options and files for training a run that its file describes; `start` is this member's
+    copy of the checkpoint from which the run starts, which is otherwise downloaded from the hub. `collate` makes a
+    batch of samples of your own data set.
     """
 
     network_id: str = ""
@@ -110,10 +110,10 @@ DEFAULT_OPTIONS = MemberOptions()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """An outer step that the run has taken, and this member with it: all replicas of the run have this `digest` now.
+    """An outer step that the run and this member have committed: all replicas of the run have this `digest` now.
 
     `loss` is the group's mean training loss, weighted by tokens. `tokens_per_s` is this member's own speed. `fragment`
-    is the part of the model that the step moved; it is 0 where every step moves the whole model.
+    is the part of the model that the step moved; it is 0 if every step moves the whole model.
     """
 
     outer_step: int
@@ -138,10 +138,10 @@ class Trainer:
     with the run. Leaving the block leaves the run; a member of the last step's roster first waits up to 30 s for the
     step under way. `module` then holds the committed weights. If training raises an exception, the iterator raises it.
 
-    For a run of a module of one's own (`module_run`) give `model`, `optimizer`, `data` and `loss`, see `OwnModule`:
-    the module is trained in place, and must not be used meanwhile. Otherwise leave them out: the run's file describes
-    everything. Checkpoints are not kept; a member that starts again gets the state from the others. If nobody has the
-    state that it voted from any more, it waits, and says so in the log.
+    For a run of your own module (`module_run`) give `model`, `optimizer`, `data` and `loss`, see `OwnModule`: the
+    module is trained in place, and must not be used meanwhile. Otherwise leave them out: the run's file describes
+    everything. Checkpoints are not kept; a restarted member gets the state from the others. If nobody has the state
+    from which it voted any more, it waits, and the log says so.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Trainer:
         """The module with the committed weights, once training has ended. Raises SessionError before, and after a
         session that ended before this member had a state.
 
-        It is one's own module, or the run's transformers model, which each access builds.
+        It is your own module, or the run's transformers model, which each access builds.
         """
         if self._state is None:
             if self._thread is not None and not self._thread.is_alive():
@@ -321,8 +321,8 @@ class Trainer:
 
     @contextmanager
     def _locked_folder(self) -> Iterator[Path | None]:
-        """Hold the folder of what this member keeps of the run; None for a key that ends with the session, under which
-        nothing can be voted twice. Raises ConfigError while another process holds it."""
+        """Hold the folder in which this member keeps its votes in the run; None for a key that ends with the session,
+        under which nothing can be voted twice. Raises ConfigError while another process holds it."""
         key = self._options.identity
         if key is None:
             yield None
@@ -378,7 +378,7 @@ class Trainer:
             training.result()
 
     def _keep(self, state: ReplicaState | None) -> None:
-        """Keep the last committed state. Blocks while it is copied into one's own module."""
+        """Keep the last committed state. Blocks while it is copied into the user's own module."""
         self._state = state
         if state is not None and self._inner is not None:
             self._inner.load(state.theta_N)

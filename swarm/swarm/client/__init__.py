@@ -1,6 +1,6 @@
 """The SDK: ask a swarm's models for text, from asyncio (`AsyncClient`) or without it (`Client`).
 
-A client keeps its tokenizers and what it has learnt about servers; each generation has its own session.
+A client keeps its tokenizers and its knowledge of servers; each generation has its own session.
 """
 
 from __future__ import annotations

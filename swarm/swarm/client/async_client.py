@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 DEFAULT_NETWORK_ID = "swarm"
 
 MAX_REVISIONS_TRIED = 3
-"""Maximum revisions tried for one request: finding out that servers are gone takes up to ten seconds for each."""
+"""Maximum revisions tried for one request: it takes up to ten seconds to notice that the servers of one are gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +64,13 @@ class ClientOptions:
 
     A model is named as its servers name it, or as NAME@REVISION. The latter selects one of several revisions under one
     name, by its digest or at least the first eight characters of it. `pins` do the same for all requests, by name.
-    Without a pin, a revision that was `used` before takes precedence. `publishers` are the publishers to believe, each
-    as MODEL=PEER_ID or, for every model without one of its own, PEER_ID; or the KnownPublishers of an earlier process.
+    Without a pin, a revision that was `used` before takes precedence. `publishers` are the publishers to believe: each
+    MODEL=PEER_ID, or PEER_ID for every model without its own, or the KnownPublishers of an earlier process.
     `on_failed_proof` is called for each server that failed to prove that it holds a published model.
 
-    `text_at_home` names the models whose both ends this client runs itself, each with its directory or a KeptModel.
-    Servers then get hidden states and never tokens, models that are not named are not used, and calls that would send a
-    text to servers raise ConfigError. The guide "Keep text at home" says what that hides, and from whom it does not.
+    `text_at_home` maps models to their directory or a KeptModel: the client runs both ends of these itself. Servers
+    then get hidden states and never tokens, other models are not used, and calls that would send a text to servers
+    raise ConfigError. The guide "Keep text at home" says what that hides, and from whom it does not.
     """
 
     session: SessionOptions = field(default_factory=SessionOptions)
@@ -146,8 +146,8 @@ class AsyncClient(TextClient[Generation]):
         """Join the network behind `peers` (multiaddrs, or names) as a client with a fresh identity.
 
         `invite` is an invitation to a private network, or its text: its seeds and its network are the defaults.
-        `spot_check` is the share of answers that other servers compute again, 0 for none. `ClientOptions` explains
-        the other arguments. Raises StartError, and ConfigError without peers or for an invalid publisher.
+        `spot_check` is the share of answers that other servers recompute, 0 for none. `ClientOptions` explains the
+        other arguments. Raises StartError, and ConfigError without peers or for an invalid publisher.
         """
         invitation, peers = given_invitation(invite), check_peers(peers)
         if invitation is not None:
@@ -198,7 +198,7 @@ class AsyncClient(TextClient[Generation]):
         return tuple(self._text_at_home.completed(model) for model in await self._catalog.models())
 
     async def servers(self, name: str) -> Mapping[str, ServeRecord]:
-        """Look up a model's servers again, and return the records of those of the revision in use, by peer id. Raises
+        """Look up a model's servers again. Return the records of those of the revision in use, by peer id. Raises
         PeerTimeout."""
         return await self._catalog.newest_servers(name)
 
@@ -227,7 +227,7 @@ class AsyncClient(TextClient[Generation]):
         return await encode(await self._assets_of(model), text)
 
     async def context_tokens(self, model: str) -> int:
-        """Return how many tokens a prompt and its answer may have together. Raises as `generate`."""
+        """Return the maximum number of tokens of a prompt and its answer together. Raises as `generate`."""
         return (await self._assets_of(model)).context_tokens
 
     async def has_chat_template(self, model: str) -> bool:
@@ -272,10 +272,10 @@ class AsyncClient(TextClient[Generation]):
         flow back to `x` through the same blocks; the model is frozen. Since the backward pass uses the network too, run
         it beside this client's loop: `await asyncio.to_thread(loss.backward)`. `codec` is raw (fp32) or bf16.
 
-        If servers die, even between the two passes, that costs only time, as long as other servers hold the blocks.
-        Raises ConfigError for an unknown model, blocks or shape and for numbers that are not finite, SessionError if
-        blocks are missing or could not be computed, and PeerError if nobody answers or the call is too large for the
-        servers. The backward pass raises the same.
+        If servers die, even between the two passes, the calls only take longer, as long as other servers hold the
+        blocks. Raises ConfigError for an unknown model, blocks or shape and for numbers that are not finite,
+        SessionError if blocks are missing or could not be computed, and PeerError if nobody answers or the call is too
+        large for the servers. The backward pass raises the same.
         """
         from swarm.client.tensor_calls import ForwardOptions, attach, check_tensor, waiting_for  # noqa: PLC0415 - brings torch
 

@@ -1,10 +1,9 @@
-"""Holds what a client knows about the swarm's models: who serves which, which blocks are missing, and which revision to
-use.
+"""Holds a client's knowledge of the swarm's models: their servers, the missing blocks, and the revision to use.
 
 There is one catalog per client, on its event loop. It remembers MAX_MODELS models, and their servers for
-MODELS_FRESH_S. Revisions that have answered before take precedence, in the order of their first use: a newcomer that
-served while the first one was gone does not keep the name. If a name has a believed publisher
-(`swarm.client.publishers`), only revisions that it signed are used under that name, whatever else is served.
+MODELS_FRESH_S. Revisions that have answered before take precedence, in the order of their first use: a revision that
+answered only while the first one was gone does not keep the name. If a name has a believed publisher
+(`swarm.client.publishers`), only revisions that this publisher signed are used under the name.
 """
 
 from __future__ import annotations
@@ -230,7 +229,7 @@ class ModelCatalog:
 
     async def _look_at_all(self) -> bool:
         """Look up all models and their servers if the last lookup is too old. Concurrent callers share one lookup.
-        Return whether this call did it. Raises PeerTimeout, also in callers that waited for a lookup that failed."""
+        Return whether this call made it. Raises PeerTimeout, also in callers that waited for a lookup that failed."""
         now_s = asyncio.get_running_loop().time
         asked_s = now_s()
         async with self._turn:
@@ -261,8 +260,8 @@ class ModelCatalog:
     async def _learn(self, name: str, servers: Servers) -> None:
         """Fetch the announced manifests of the model that are not known here.
 
-        It waits for them only if no whole revision was used before or has a believed publisher, so that a stranger who
-        announces ever new manifests delays nobody.
+        It waits for them only if no complete revision was used before or has a believed publisher, so that a stranger
+        who keeps announcing new manifests delays nobody.
         """
         with suppress(ConfigError):
             chosen = self._choose(name, "", servers)

@@ -6,8 +6,8 @@ server that gives no answer is asked again with later requests. After MAX_UNANSW
 server can answer, until it gives a proof: others can keep an honest server from answering, so silence convicts nobody.
 
 The result also goes into the reputation, which routing uses and which outlives the client. A server that signed a wrong
-proof is barred. A server whose answer is unusable, or that gave none so often, gets a dispute, which fades. A server
-that refuses because it has proven enough for now gets none. Evidence against a server goes to `convict`.
+proof is barred. A server whose answer is unusable, or that gave none MAX_UNANSWERED times, gets a dispute, which fades.
+A server that refuses because it has proven enough for now gets none. Evidence against a server goes to `convict`.
 
 There is one per client, on its event loop; `close` ends its tasks.
 """
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedProof:
-    """A server that failed to prove that it holds what it announces. `answer` is what it sent as its proof."""
+    """A server that failed to prove that it holds the files that it announces. `answer` is the proof that it sent."""
 
     peer_id: str
     model: str
@@ -92,7 +92,7 @@ class PossessionChecks:
         self._rng = random.SystemRandom()
 
     def start(self, servers: Mapping[str, ServeRecord], published: PublishedManifest) -> None:
-        """Start to ask those of a model's servers that are due."""
+        """Start to ask the servers of a model that are due."""
         now_s = asyncio.get_running_loop().time()
         distrusted = self._health.distrusted
         for peer_id, record in servers.items():
@@ -123,7 +123,7 @@ class PossessionChecks:
                 self._unanswered(peer_id, published, asked.error)
 
     def _unanswered(self, peer_id: str, published: PublishedManifest, error: SwarmError) -> None:
-        """Ask again later. A server may be busy, moving or gone; one that never answers may have nothing to show."""
+        """Ask again later. A server may be busy, moving or gone; one that never answers may not hold the files."""
         self.num_unanswered += 1
         num = self._asked.get((peer_id, published.digest), _Asked(0.0)).num_unanswered
         if not isinstance(error, PeerUnreachable):

@@ -1,7 +1,7 @@
-"""Echoes a prompt: gives its tokens back, with the log probabilities that the model gives them.
+"""Echoes a prompt: returns its tokens with their log probabilities under the model.
 
-The scores come from one pass over the whole prompt (`TensorCalls.score`), beside sessions: the pages of a prompt that
-servers keep have no logits, and a server that dies costs only its part of the pass. No state.
+The scores come from one pass over the whole prompt (`TensorCalls.score`), outside sessions: cached pages of a prompt
+have no logits, and after a server's death only its part of the pass is repeated. No state.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _likeliest(row: Sequence[float]) -> list[tuple[int, float]]:
 
 @dataclass(frozen=True, slots=True)
 class KnownToken:
-    """The one token of an answer that is known without a session."""
+    """An answer of one token that is known without a session."""
 
     token: SampledToken
 

@@ -4,7 +4,7 @@ A revision that has answered takes precedence over revisions served later under 
 
 A user pins a publisher as MODEL=PEER_ID, or as PEER_ID for every model without a pin of its own (`KnownPublishers`).
 Without a pin, the publisher of the first published model that answered under a name is remembered for that name. Until
-then anybody may use the name, as anybody always may for an unpublished model. Apart from `on_new`, the module is pure.
+then, models of any publisher or none are used under the name. Apart from `on_new`, the module is pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs a model's blocks on remote servers, as a function of whole sequences, with its gradient.
 
-The client keeps the input of each part of a chain until the gradient has passed back through it. So a server may die at
-any moment: another one, which had no share in the forward pass, computes its part. The module is used in the client's
-loop, by any number of tasks.
+The client keeps the input of each part of a chain until the gradient has passed back through it. So if a server dies,
+another one can compute its part without having taken part in the forward pass. The module is used in the client's loop,
+by any number of tasks.
 
 Shapes: B sequences, T positions, H hidden size, V vocabulary, C columns: H, or V after the head.
 """
@@ -64,8 +64,8 @@ MAX_COMPUTE_S = 600.0
 class CallRouteFinder:
     """Finds the servers for the blocks of one call, and remembers which of them have failed it.
 
-    Unless it `is_patient`, it looks blocks without a server up once more, as a session that begins does; servers that
-    are full or busy are always waited for. It is used by one task at a time.
+    Unless it `is_patient`, it looks up blocks without a server only once more, as a new session does. It always waits
+    for servers that are full or busy. It is used by one task at a time.
     """
 
     def __init__(self, known: KnownServers, health: PeerHealth, *, salt: str, is_patient: bool) -> None:
@@ -113,7 +113,7 @@ class CallRouteFinder:
                 raise ContextExceeded(refusal.message, remedy=refusal.remedy, field="prompt") from refusal
 
     async def _wait(self, left_s: float) -> None:
-        """Wait until another search may find more. Raises the last error if waiting does not help."""
+        """Wait until another search may find more servers. Raises the last error if waiting does not help."""
         match self._last:
             case PeerRefused(retry_after_s=retry_after_s) if 0 < retry_after_s <= left_s:
                 await asyncio.sleep(retry_after_s)
@@ -193,8 +193,8 @@ class RemotePart:
 
 @dataclass(frozen=True, slots=True)
 class ChosenLogits:
-    """Asks the last server for some numbers of each position's logits in place of all: the `num_top` largest, their
-    token ids, the logit of its token in `targets_BT`, and the log-sum-exp of all."""
+    """Asks the last server for only some numbers of each position's logits: the `num_top` largest, their token ids, the
+    logit of its token in `targets_BT`, and the log-sum-exp of all."""
 
     targets_BT: Tensor
     num_top: int

@@ -60,8 +60,8 @@ class Prompt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """A request. Without `max_tokens` the answer may fill the model's context. Requests that echo the same prompt may
-    share `scores`, those of the prompt by revision: the first one then computes them for all. Raises ConfigError for
-    invalid values."""
+    share `scores`, the prompt's scores by revision, which the first request then computes for all. Raises ConfigError
+    for invalid values."""
 
     model: str
     prompt: Prompt
@@ -115,13 +115,12 @@ def _prompt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Options of `generate` that say how the tokens of an answer are drawn, and what ends it. `Sampling` explains each
-    field.
+    """Options of `generate` for the draw of an answer's tokens and for its end. `Sampling` explains each field.
 
     `logit_bias` is by token id. Without a `seed`, each generation draws one. `grammar` or `json_schema` restrict the
-    text. With `num_logprobs`, each token has its log probability and those of so many likeliest tokens (0 to
-    MAX_LOGPROBS). With `echo`, the prompt's tokens come before the answer's, with `is_prompt` set, and `max_tokens` may
-    be 0; without `num_logprobs` the whole prompt is one Token. Raises ConfigError for invalid values.
+    text. With `num_logprobs` (0 to MAX_LOGPROBS), each token has its log probability and those of that many likeliest
+    tokens. With `echo`, the prompt's tokens come before the answer's, with `is_prompt` set, and `max_tokens` may be 0;
+    without `num_logprobs` the whole prompt is one Token. Raises ConfigError for invalid values.
     """
 
     temperature: float = 0.0
@@ -215,9 +214,9 @@ class TextClient(ABC, Generic[A]):
         `tools`.
 
         `model` is a name, or NAME@REVISION for one of several revisions that are served under it; `template_kwargs` go
-        to the chat template. Without `max_tokens`, the answer ends by itself, or where the model's context ends.
-        `sampling` says how tokens are drawn; its fields can also be given as keywords (`temperature=0.7, seed=1`),
-        which take precedence. Without either, each token is the likeliest one.
+        to the chat template. Without `max_tokens`, the answer ends at an end token or at the end of the model's
+        context. `sampling` holds the options of the draw; its fields can also be given as keywords
+        (`temperature=0.7, seed=1`), which take precedence. Without either, each token is the likeliest one.
 
         Iterating yields a Token for each step, the last one with its finish reason; with `stream=False` it yields one
         Token with the whole text. If no server has room for a longer answer, the last Token has the reason "length" and
@@ -304,8 +303,8 @@ def checked(assets: ModelAssets, token_ids: Sequence[int], *, field: str = "prom
 
 
 class ContextExceeded(ConfigError):
-    """A text, or a prompt with its answer, has more tokens than the model's context, or than every server computes in
-    one call: clients may shorten it."""
+    """A text, or a prompt with its answer, has more tokens than the model's context, or than any server computes in one
+    call. Clients may shorten it."""
 
 
 def check_fits(assets: ModelAssets, num_tokens: int) -> None:
@@ -321,7 +320,7 @@ def check_fits(assets: ModelAssets, num_tokens: int) -> None:
 
 
 def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:
-    """Return the maximum tokens of the answer: `max_tokens`, or if that is None what is left of the context.
+    """Return the maximum tokens of the answer: `max_tokens`, or if that is None the rest of the context.
 
     Raises ConfigError for an empty prompt, for one that leaves too little room for the answer (the message says by how
     much), and if `min_tokens` exceed the maximum.

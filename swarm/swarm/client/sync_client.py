@@ -113,7 +113,7 @@ class Client(TextClient[Iterator[Token]]):
         return self._wait(self._connected.model(name))
 
     def context_tokens(self, model: str) -> int:
-        """Return how many tokens a prompt and its answer may have together. Raises as `generate`."""
+        """Return the maximum number of tokens of a prompt and its answer together. Raises as `generate`."""
         return self._wait(self._connected.context_tokens(model))
 
     def has_chat_template(self, model: str) -> bool:

@@ -1,7 +1,7 @@
 """Makes a client's calls with tensors: embeddings, and passes through a model's blocks with their gradients.
 
-`AsyncClient` imports this module with the first such call. It imports torch, which takes more than a second and 170
-MiB, and which a client for text does not need. There is one `TensorCalls` per client, on its event loop.
+`AsyncClient` imports this module with the first such call, because it imports torch, which takes more than a second and
+170 MiB, and which a client for text does not need. There is one `TensorCalls` per client, on its event loop.
 
 A remote forward pass is a node of autograd's graph, whose backward pass runs through the same blocks. Autograd runs
 `backward` in the thread that asks for gradients, since the node works on CPU tensors; the network belongs to the
@@ -43,8 +43,8 @@ Wait: TypeAlias = Callable[[Coroutine[Any, Any, Any]], Any]
 """Run a coroutine in the client's loop, and wait for it in another thread."""
 
 MAX_SCORED_AT_ONCE = 2
-"""Texts that are scored at once. A server takes four calls of one client, and refuses more; a call may still be ending
-there when its answer is here."""
+"""Maximum texts that are scored at once. A server takes four calls of one client, and a call may still be ending there
+when its answer has arrived."""
 
 LOOK_S = 1.0
 """Seconds between two checks of a waiting thread that the loop still runs."""
@@ -53,7 +53,7 @@ LOOK_S = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOptions:
     """Options of a pass through blocks `[start, end)`, up to the last one if `end` is None. Passes that compute
-    gradients are patient: they wait for servers where all have failed. Raises ConfigError."""
+    gradients are patient: if all servers of a block have failed, they wait for others. Raises ConfigError."""
 
     start: int = 0
     end: int | None = None
@@ -85,7 +85,7 @@ class ForwardOptions:
 
 
 OF_A_TEXT = ForwardOptions(is_patient=False)
-"""A pass over a whole text, whose failure a client hears as soon as that of an answer."""
+"""A pass over a whole text, which is as impatient as an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class TensorCalls:
         """Return for each position of a text the `num_top` largest logits of the token after it, their token ids, the
         logit of the token that follows in the text, and the log-sum-exp of all logits.
 
-        What follows the last position is not known: its last but one number means nothing.
+        The token after the last position is unknown, so the last but one number there is meaningless.
         """
         tokens_1T = torch.tensor([token_ids], dtype=torch.int64)
         wanted = ChosenLogits(tokens_1T.roll(-1, dims=1), num_top)
@@ -226,8 +226,8 @@ def check_input(x: Tensor, model: ModelShape, start: int) -> None:
 
 
 def check_length(num_tokens: int, model: ModelShape, *, num_top: int = 0) -> None:
-    """Check the length of a text, which is to be scored if `num_top` is not 0. Raises ContextExceeded for one that
-    every server would refuse for the memory that its call takes."""
+    """Check the length of a text, which will be scored if `num_top` is not 0. Raises ContextExceeded for one that every
+    server would refuse for the memory that its call takes."""
     row_bytes = 8 * model.hidden_size + (8 * num_top + 16 if num_top else 0)
     most = (MAX_CALL_BYTES - (HEAD_PIECE_BYTES if num_top else 0)) // row_bytes
     if num_tokens > most:

@@ -1,8 +1,9 @@
-"""Keeps text at home: knows of which models a client runs both ends, and loads these with the first request for each.
+"""Keeps text at home: holds the models of which a client runs both ends, and loads the ends with the first request for
+each.
 
-No token id of a prompt or an answer then leaves this process. A model that is not kept is not used at all, so that no
-text leaves by mistake. `swarm.serving.local_ends` computes, and imports torch, which other clients do not need. There
-is one `TextAtHome` per client, on its event loop.
+No token id of a prompt or an answer then leaves this process. Other models are refused, so that no text leaves by
+mistake. `swarm.serving.local_ends` computes, and imports torch, which other clients do not need. There is one
+`TextAtHome` per client, on its event loop.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class TextAtHome:
 
     @property
     def is_on(self) -> bool:
-        """Return whether text stays at home, whatever the model."""
+        """Return whether text stays at home, for all models."""
         return bool(self._models)
 
     def keeps(self, model: str) -> bool:
@@ -54,7 +55,7 @@ class TextAtHome:
         return model in self._models
 
     def completed(self, status: ModelStatus) -> ModelStatus:
-        """Return the status of a model without the blocks that are kept here, which no server needs to have."""
+        """Return the status of a model in which the blocks that are kept here do not count as missing."""
         kept = self._models.get(status.name)
         if kept is None:
             return status

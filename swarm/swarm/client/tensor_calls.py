@@ -85,7 +85,7 @@ class ForwardOptions:
 
 
 OF_A_TEXT = ForwardOptions(is_patient=False)
-"""A pass over a whole text, which is as impatient as an answer."""
+"""A pass over a whole text, which fails as soon as an answer would."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,9 @@ class ForwardCall:
             raise PeerViolation("token ids and chosen logits have no gradient")
         if asked.has_targets and not self.has_head:
             raise PeerViolation("only the server of the model's last block has logits of targets")
+        if not asked.end:  # only embeddings, which take hardly any time
+            self.cut = ForwardCut(num_sequences=asked.num_sequences, spans=())
+            return
         self.cut = cut_call(
             asked.num_positions,
             asked.start,

@@ -86,6 +86,15 @@ def test_text_whose_attention_takes_too_long_is_refused_for_good_and_slows_down_
         assert set(took) == {2 * 384.0}
 
 
+def test_text_is_embedded_however_long_its_blocks_would_take(llama_dir: Path) -> None:
+    asked = dataclasses.replace(GOOD, start=0, end=0, num_positions=384, of_tokens=True, head=False)
+    deployed = deployment(loaded(llama_dir, 0, 3), 1.0)
+    assert forward_call.ForwardCall(asked, "forward", deployed, ForwardPace(1000.0)).cut.spans == ()
+    with pytest.raises(PeerRefused, match="a block takes"):
+        forward_call.ForwardCall(dataclasses.replace(asked, end=1), "forward", deployed, ForwardPace(1000.0))
+    deployed.engine.close()
+
+
 def test_piece_ends_on_the_cpu_and_takes_the_time_of_an_accelerator() -> None:
     """An accelerator computes after the call has returned; reading a number of the result waits for it."""
     now_s = 0.0

@@ -198,12 +198,15 @@ def test_plan_of_a_model_of_a_hub_needs_no_weights_and_knows_their_dtype(
     assert "the hub has no model no/such" in capsys.readouterr().err
 
 
-def test_serving_uses_no_more_memory_than_the_machine_has_whatever_the_setting(tmp_path: Path) -> None:
+def test_serving_uses_no_more_memory_than_the_machine_has_whatever_the_setting(hub: Hub, tmp_path: Path) -> None:
     node = node_in(tmp_path)
     node.hardware.memory_bytes = 2**33
-    assert _options(node, "float32", None).max_bytes < 2**33
+    assert _options(node, hub.directory, "float32", None).max_bytes < 2**33
     node.hardware.memory_bytes = 2**40
-    assert 2**33 < _options(node, "float32", None).max_bytes < 2**36
+    assert 2**33 < _options(node, hub.directory, "float32", None).max_bytes < 2**36
+    node.hardware.memory_bytes = 2**26
+    with pytest.raises(ConfigError, match=r"to work: the model needs .* more: allow .* MiB with --max-memory$"):
+        _options(node, hub.directory, "float32", None)
 
 
 RUN = sign_run(RunConfig(name="kept"), Identity(bytes(32)), issued_at=1_700_000_000)

@@ -23,7 +23,8 @@ from pathlib import Path
 import pytest
 from bench.attacked_run import ABSENT, ATTACKS, NO_ATTACK, Rule, Trial, losses
 from bench.report import Report, aim
-from swarm.training.run.run_config import DEFAULT_AGGREGATOR, DEFAULT_MIXING
+from swarm.trust.mixing import DEFAULT_MIXING
+from swarm.trust.standard_aggregators import DEFAULT_AGGREGATOR
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 

@@ -18,10 +18,9 @@ import numpy as np
 import pytest
 from bench.report import Report
 from support.aggregated import aggregate
-from swarm.training.run.run_config import DEFAULT_AGGREGATOR
 from swarm.trust.aggregator import AggregationReport
 from swarm.trust.kernels import Floats
-from swarm.trust.standard_aggregators import aggregator_names, get_aggregator
+from swarm.trust.standard_aggregators import DEFAULT_AGGREGATOR, aggregator_names, get_aggregator
 
 pytestmark = pytest.mark.bench
 

@@ -21,8 +21,8 @@ from itertools import product
 import pytest
 from bench.lying_run import LIES, Ending, Trial, ending
 from bench.report import Report
-from swarm.training.run.run_config import DEFAULT_AGGREGATOR, DEFAULT_MIXING
-from swarm.trust.mixing import NO_MIXING
+from swarm.trust.mixing import DEFAULT_MIXING, NO_MIXING
+from swarm.trust.standard_aggregators import DEFAULT_AGGREGATOR
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
 

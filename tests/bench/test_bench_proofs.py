@@ -16,7 +16,8 @@ from bench.report import Report
 from swarm.training.allreduce.committed_slices import committed_tree
 from swarm.training.allreduce.leaf_checks import hashed_part, reduced_leaf
 from swarm.training.allreduce.parts import ReductionScheme, leaf_at, part_frames, part_values
-from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
+from swarm.training.run.run_config import RunConfig
+from swarm.trust.standard_aggregators import DEFAULT_AGGREGATOR
 from swarm_compression import get_codec, warm_up
 from swarm_protocol.identity import Identity
 from swarm_protocol.reduction_messages import AuditedSlice

@@ -140,6 +140,7 @@ def _draw(beacon: bytes, member: int) -> bytes:
 
 
 NO_MIXING = "none"
+DEFAULT_MIXING = NearestNeighbours.name
 _KINDS = (NO_MIXING, Bucketing.name, NearestNeighbours.name)
 
 

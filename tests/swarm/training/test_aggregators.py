@@ -13,12 +13,13 @@ from support.round_scripts import PEERS
 from support.training_swarm import Member, SpoiledCodec, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.member.run_member import RunMember
-from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import warnings_of
 from swarm.training.run.signed_run import LATER_SETTINGS, from_mapping, identifying_mapping, to_mapping
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm.trust.mixing import Bucketing, NearestNeighbours
+from swarm.trust.standard_aggregators import DEFAULT_AGGREGATOR
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import short_id
 from torch import Tensor

@@ -1,9 +1,8 @@
-"""Defines what a run is: every setting that its replicas must share, each declared once with its limits and its
-explanation.
+"""Defines what a run is: every setting that its replicas share, each declared once with its limits and explanation.
 
 To add a setting, declare a field here, with `implied` (see `settings.setting`); run files, templates and checks follow.
 Values only. `signed_run` turns them into the plain values of a file and back; `run_file` reads, signs and writes runs;
-`run_model` builds what `RunConfig.model` describes.
+`run_model` builds what `RunConfig.model` describes, and checks that it can be built.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from swarm.training.run.settings import (
     choice,
     describe,
     flag,
+    free_table,
     matching,
     number,
     setting,
@@ -31,28 +31,12 @@ from swarm.training.run.settings import (
 from swarm.training.standing.entrance import Entrance, Probation
 from swarm.training.standing.held_out_scores import HeldOutRule
 from swarm.trust.aggregator import Aggregator
-from swarm.trust.mixing import (
-    DEFAULT_LIAR_SHARE,
-    MOST_LIARS,
-    NO_MIXING,
-    Mixing,
-    NearestNeighbours,
-    get_mixing,
-    mixing_names,
-)
-from swarm.trust.standard_aggregators import Mean, aggregator_names, get_aggregator, parameters_of
+from swarm.trust.mixing import DEFAULT_LIAR_SHARE, DEFAULT_MIXING, MOST_LIARS, NO_MIXING, get_mixing, mixing_names
+from swarm.trust.standard_aggregators import DEFAULT_AGGREGATOR, Mean, aggregator_names, get_aggregator, parameters_of
 
 CODECS = ("fp32", "fp16", "bf16", "int8", "int4", "e3m0")
 """The codecs of `swarm_compression`, which cannot be imported here: it brings torch, and nodes without it read runs."""
 
-DEFAULT_AGGREGATOR = "centered_clip"
-"""With DEFAULT_MIXING, three liars of ten do the least harm, on equal and on unequal data, and honest members lose
-nothing: `tests/bench/test_bench_attacks.py`, `tests/bench/test_bench_lying_run.py`."""
-DEFAULT_MIXING = NearestNeighbours.name
-
-MAX_MAJORITY_S = 7 * 86400.0
-"""A week. An author who wants to wait longer decides by hand, with `swarm-node run resume`."""
-INVITATIONS = ("welcome", "required", "none")
 MAX_INVITERS = 16
 _NAME_RULE = "1 to 64 characters of a-z, 0-9, '.', '_' and '-', with a letter or digit at both ends"
 
@@ -67,8 +51,7 @@ class RunConfig:
     holds the parameters of `aggregator`; those that are not given get their defaults. Without a `fallback`, `min_group`
     must be at least the number of members that the aggregator needs.
 
-    Raises ValueError, which names every impossible value with its remedy. `run_model.check_model` checks that the model
-    can be built.
+    Raises ValueError, which names every impossible value with its remedy.
     """
 
     name: str = field(
@@ -78,28 +61,26 @@ class RunConfig:
             f"use a name such as my-run: {_NAME_RULE}",
         )
     )
-    seed: int = whole(0, 0, (1 << 63) - 1, "Random seed of the initial weights and of the order of the samples.")
+    seed: int = whole(0, (0, (1 << 63) - 1), "Random seed of the initial weights and of the order of the samples.")
     outer_steps: int = whole(
-        40, 1, 10_000_000, "Number of outer steps of the run; in each, the members' contributions are aggregated."
+        40, (1, 10_000_000), "Number of outer steps of the run; in each, the members' contributions are aggregated."
     )
-    interval_steps: int = whole(20, 1, 100_000, "Inner steps of each member between two outer steps.")
+    interval_steps: int = whole(20, (1, 100_000), "Inner steps of each member between two outer steps.")
     interval_s: float = number(
-        0.0,
-        0.0,
-        86400.0,
-        "Maximum seconds of an interval; slow members then contribute what they have. 0: no limit.",
+        0.0, (0.0, 86400.0), "Maximum seconds of an interval; slow members then contribute what they have. 0: no limit."
     )
     # more fragments than most models have layers; a fragment of a few layers is already small
     fragments: int = whole(
         1,
-        1,
-        64,
+        (1, 64),
         "Number of fragments of the model; each outer step updates one, in turn (Streaming DiLoCo). 1: the whole "
         "model.",
     )
-    overlap_steps: int = whole(0, 0, 100_000, "Inner steps that members take during a round; 0: they wait for its end.")
+    overlap_steps: int = whole(
+        0, (0, 100_000), "Inner steps that members take during a round; 0: they wait for its end."
+    )
     mixing: float = number(
-        0.0, 0.0, 0.9999, "Share of its own weights that a member keeps when it applies a result; for overlap_steps."
+        0.0, (0.0, 0.9999), "Share of its own weights that a member keeps when it applies a result; for overlap_steps."
     )
     codec: str = choice("int8", CODECS, f"Encoding of the contributions: {', '.join(CODECS)}.")
     error_feedback: bool = flag(False, "Add the codec's rounding error of each contribution to the next one.")
@@ -123,24 +104,21 @@ class RunConfig:
     )
     liar_share: float = number(
         DEFAULT_LIAR_SHARE,
-        0.0,
-        MOST_LIARS,
+        (0.0, MOST_LIARS),
         "Largest share of a round's work that may come from lying members. It determines the mixing, together with "
         "the group's size. Votes tolerate less than a third of lying members.",
         implied=DEFAULT_LIAR_SHARE,
     )
     neighbour_reach: float = number(
         1.2,
-        1.0,
-        100.0,
+        (1.0, 100.0),
         "nearest_neighbours takes the nearest 1 - liar_share of the contributions, and also those at most this many "
         "times as far away as the farthest of these. 1: no others.",
         implied=1.2,
     )
     member_momentum: float = number(
         0.0,
-        0.0,
-        0.99,
+        (0.0, 0.99),
         "Momentum of the moving average of pseudo-gradients that each member contributes; less noise makes lies "
         "easier to detect. 0: no average. With an outer momentum, lower both.",
         implied=0.0,
@@ -153,8 +131,7 @@ class RunConfig:
     )
     validation_rate: float = number(
         0.0,
-        0.0,
-        0.5,
+        (0.0, 0.5),
         "Share of the members' intervals that another member, drawn from the step's outcome, recomputes. Members "
         "that sent a different result are banned. 0: none. Not to be confused with validation_interval, the held-out "
         "loss.",
@@ -162,23 +139,20 @@ class RunConfig:
     )
     validation_tolerance: float = number(
         0.5,
-        0.0,
-        2.0,
+        (0.0, 2.0),
         "Maximum distance between a contribution and its recomputation: norm of the difference, relative to the norm "
         "of the recomputation. Devices round differently.",
         implied=0.5,
     )
     ban_steps: int = whole(
         0,
-        0,
-        10_000_000,
+        (0, 10_000_000),
         "Outer steps for which a member that evidence convicts of lying is banned; 0: permanently.",
         implied=0,
     )
     probation_steps: int = whole(
         4,
-        0,
-        limits.MAX_PROBATION_STEPS,
+        (0, limits.MAX_PROBATION_STEPS),
         "Outer steps that a node joining a running run must contribute to before its probation ends. Until then its "
         "work has a lower weight and its votes do not count. Never more than the run's outer steps when the node "
         "joins, so a run's first members have no probation. Not used with admission. 0: no probation.",
@@ -186,22 +160,20 @@ class RunConfig:
     )
     newcomer_share: float = number(
         0.25,
-        0.01,
-        0.5,
+        (0.01, 0.5),
         "Maximum share of a step's weight, and of max_group, for all members on probation together.",
         implied=0.25,
     )
     absence_steps: int = whole(
         100,
-        0,
-        limits.MAX_ABSENCE_STEPS,
+        (0, limits.MAX_ABSENCE_STEPS),
         "Outer steps for which a full member may be absent without a new probation; never more than it has "
         "contributed to. 0: a member that misses a step is on probation again.",
         implied=0,
     )
     invitations: str = choice(
         "welcome",
-        INVITATIONS,
+        ("welcome", "required", "none"),
         "Effect of invitations by the author or inviters, and of vouches by members. welcome: nodes with one have "
         "entry_steps in place of probation_steps. required: only nodes with one, and those in admission, may "
         "contribute. none: no effect. With admission, other nodes can enter only with required.",
@@ -216,27 +188,24 @@ class RunConfig:
     )
     entry_steps: int = whole(
         0,
-        0,
-        limits.MAX_PROBATION_STEPS,
+        (0, limits.MAX_PROBATION_STEPS),
         "Outer steps of probation for nodes that enter by an invitation or by vouches; at most probation_steps.",
         implied=0,
     )
     vouchers: int = whole(
         0,
-        0,
-        limits.MAX_VOUCHERS,
+        (0, limits.MAX_VOUCHERS),
         "Members that must vouch for a newcomer; each must be a full member that has contributed to probation_steps "
         "outer steps. If the newcomer is later convicted, its vouchers are on probation again. 0: no vouching.",
         implied=0,
     )
     vouch_budget: int = whole(
-        1, 1, 64, "Maximum newcomers that a member may vouch for within vouch_steps outer steps.", implied=1
+        1, (1, 64), "Maximum newcomers that a member may vouch for within vouch_steps outer steps.", implied=1
     )
-    vouch_steps: int = whole(100, 1, 10_000_000, "Number of outer steps that vouch_budget applies to.", implied=100)
+    vouch_steps: int = whole(100, (1, 10_000_000), "Number of outer steps that vouch_budget applies to.", implied=100)
     held_out_scores: int = whole(
         2,
-        0,
-        limits.MAX_SCORED,
+        (0, limits.MAX_SCORED),
         "Contributions per outer step, drawn from its outcome, for which all other members measure the effect on the "
         "held-out loss. The members' scores follow from these measurements. 0: none.",
         implied=0,
@@ -247,47 +216,41 @@ class RunConfig:
         "only shown.",
         implied=False,
     )
-    min_group: int = whole(2, 1, limits.MAX_GROUP_MEMBERS, "Minimum members of a round.")
-    max_group: int = whole(16, 1, limits.MAX_GROUP_MEMBERS, "Maximum members of a round.")
+    min_group: int = whole(2, (1, limits.MAX_GROUP_MEMBERS), "Minimum members of a round.")
+    max_group: int = whole(16, (1, limits.MAX_GROUP_MEMBERS), "Maximum members of a round.")
     cluster_size: int = whole(
         8,
-        1,
-        limits.MAX_GROUP_MEMBERS,
+        (1, limits.MAX_GROUP_MEMBERS),
         "Trainers per cluster, for more trainers than max_group: each member of a round contributes the work of its "
         "cluster, its own included. Up to max_group * cluster_size can train. 1: no clusters.",
         implied=1,
     )
     quorum_grace_s: float = number(
         2.0,
-        0.0,
-        600.0,
+        (0.0, 600.0),
         "Minimum seconds that a round waits for more members once min_group are present. It waits for a quarter of "
         "the interval's duration if that is longer, up to 30 s. 0: no wait.",
     )
+    # at most a week: an author who wants to wait longer decides by hand, with `swarm-node run resume`
     majority_after_s: float = number(
         60.0,
-        0.0,
-        MAX_MAJORITY_S,
+        (0.0, 7 * 86400.0),
         "Seconds that a round waits for two thirds of the last step's members. After that, a majority of them is "
         "enough, but does not protect against lying members. 0: always two thirds.",
         implied=60.0,
     )
     validation_interval: int = whole(
         10,
-        0,
-        10_000_000,
+        (0, 10_000_000),
         "Outer steps between two measurements of the loss on held-out data; 0: only before the first and after the "
         "last step. Not to be confused with validation_rate, the recomputation of intervals.",
         implied=10,
     )
-    model: Mapping[str, Any] = field(
-        default_factory=lambda: DEFAULT_MODEL,
-        metadata=describe(
-            "A Hugging Face config: model_type, and any of that type's keys. By default a byte-level Llama of 1.1 "
-            "million parameters.",
-            lambda value: isinstance(value, Mapping),
-            "write its keys below a line [model]",
-        ),
+    model: Mapping[str, Any] = free_table(
+        "model",
+        DEFAULT_MODEL,
+        "A Hugging Face config: model_type, and any of that type's keys. By default a byte-level Llama of 1.1 million "
+        "parameters.",
     )
     start: StartConfig = field(
         default_factory=StartConfig,
@@ -299,13 +262,8 @@ class RunConfig:
         default_factory=OuterConfig,
         metadata=describe("The outer optimizer, which applies the aggregated pseudo-gradient."),
     )
-    aggregation: Mapping[str, float] = field(
-        default_factory=dict,
-        metadata=describe(
-            "Parameters of the aggregator, if it has any; omitted ones have their defaults.",
-            lambda value: isinstance(value, Mapping),
-            "write its keys below a line [aggregation]",
-        ),
+    aggregation: Mapping[str, float] = free_table(
+        "aggregation", {}, "Parameters of the aggregator, if it has any; omitted ones have their defaults."
     )
 
     def __post_init__(self) -> None:
@@ -368,7 +326,7 @@ class RunConfig:
         return self.max_group * self.cluster_size
 
     def make_aggregator(self) -> Aggregator:
-        return get_aggregator(self.aggregator, self.aggregation, self._mixing_before(self.aggregator))
+        return self._aggregator(self.aggregator, self.aggregation)
 
     def aggregator_for(self, num_contributors: int, *, in_cluster: bool = False) -> Aggregator:
         """Return the aggregator of a round, or of a cluster, with this number of contributors: the fallback with its
@@ -378,53 +336,49 @@ class RunConfig:
         fallback = self.fallback or (DEFAULT_AGGREGATOR if in_cluster else "")
         if not fallback or num_contributors >= aggregator.fewest_members():
             return aggregator
-        return get_aggregator(fallback, {}, self._mixing_before(fallback))
+        return self._aggregator(fallback, {})
 
-    def _mixing_before(self, aggregator: str) -> Mixing | None:
-        if aggregator == Mean.name:
-            return None
-        return get_mixing(self.pre_aggregation, liar_share=self.liar_share, reach=self.neighbour_reach)
+    def _aggregator(self, name: str, parameters: Mapping[str, float]) -> Aggregator:
+        mixing = get_mixing(self.pre_aggregation, liar_share=self.liar_share, reach=self.neighbour_reach)
+        return get_aggregator(name, parameters, None if name == Mean.name else mixing)
 
     def _check_together(self, checks: SettingChecks) -> None:
         """Check combinations of values, each of which is possible by itself."""
         if checks.passed("min_group", "max_group"):
-            remedy = f"use at least min_group, {self.min_group}"
-            checks.require(self.min_group <= self.max_group, "max_group", self.max_group, remedy)
+            checks.require("max_group", self.min_group <= self.max_group, f"use at least min_group, {self.min_group}")
         if checks.passed("max_group", "cluster_size"):
             most = limits.MAX_TRAINERS // self.max_group
             remedy = f"use at most {most}: max_group * cluster_size may be at most {limits.MAX_TRAINERS}"
-            checks.require(self.cluster_size <= most, "cluster_size", self.cluster_size, remedy)
+            checks.require("cluster_size", self.cluster_size <= most, remedy)
         if checks.passed("overlap_steps", "interval_steps"):
             remedy = f"use less than interval_steps, {self.interval_steps}"
-            checks.require(self.overlap_steps < self.interval_steps, "overlap_steps", self.overlap_steps, remedy)
+            checks.require("overlap_steps", self.overlap_steps < self.interval_steps, remedy)
         if checks.passed("validation_rate", "model") and self.validation_rate:
             self._check_validation(checks)
         if self.vouchers and checks.passed("vouchers", "absence_steps", "probation_steps", "invitations"):
             self._check_vouching(checks)
         if self.only_named and checks.passed("admission", "min_group"):
             remedy = f"name at least min_group, {self.min_group}"
-            checks.require(len(self.admission) >= self.min_group, "admission", self.admission, remedy)
+            checks.require("admission", len(self.admission) >= self.min_group, remedy)
         if checks.passed("aggregator", "fallback", "aggregation", "pre_aggregation", "min_group"):
             self._check_aggregator(checks)
 
     def _check_vouching(self, checks: SettingChecks) -> None:
         least = max(1, self.probation_steps)
-        remedy = (
-            f"use at least {least}, or vouchers = 0: members vouch once {least} of their contributions are remembered"
-        )
-        checks.require(self.absence_steps >= least, "absence_steps", self.absence_steps, remedy)
-        checks.require(self.entrance.welcomes, "vouchers", self.vouchers, 'use 0, or set invitations = "required"')
+        reason = f"members vouch once {least} of their contributions are remembered"
+        checks.require("absence_steps", self.absence_steps >= least, f"use at least {least}, or vouchers = 0: {reason}")
+        checks.require("vouchers", self.entrance.welcomes, 'use 0, or set invitations = "required"')
 
     def _check_validation(self, checks: SettingChecks) -> None:
         """Check that intervals depend only on state, lease and settings; others cannot be recomputed."""
         kept = {"fragments": 1, "overlap_steps": 0, "mixing": 0.0, "error_feedback": False, "member_momentum": 0.0}
         for key, value in kept.items():
             remedy = f"use {str(value).lower()}, or validation_rate = 0: such intervals cannot be recomputed"
-            checks.require(getattr(self, key) == value, key, getattr(self, key), remedy)
+            checks.require(key, getattr(self, key) == value, remedy)
         remedy = "set [inner] fresh_moments = true: intervals that keep moments cannot be recomputed"
-        checks.require(self.inner.fresh_moments, "validation_rate", self.validation_rate, remedy)
+        checks.require("validation_rate", self.inner.fresh_moments, remedy)
         remedy = "use 0: intervals of an author's own module cannot be recomputed"
-        checks.require(not self.trains_module, "validation_rate", self.validation_rate, remedy)
+        checks.require("validation_rate", not self.trains_module, remedy)
 
     def _check_aggregator(self, checks: SettingChecks) -> None:
         try:
@@ -434,4 +388,4 @@ class RunConfig:
             return
         needs = f"{self.aggregator} with these parameters needs at least {fewest} members"
         remedy = f"{needs}, or a fallback such as {DEFAULT_AGGREGATOR}"
-        checks.require(bool(self.fallback) or self.min_group >= fewest, "min_group", self.min_group, remedy)
+        checks.require("min_group", bool(self.fallback) or self.min_group >= fewest, remedy)

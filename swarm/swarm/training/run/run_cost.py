@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from swarm_compression import get_codec
 
-from swarm.training.run.run_config import DEFAULT_AGGREGATOR, DEFAULT_MIXING, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_model, transformers_config
-from swarm.trust.mixing import NO_MIXING
-from swarm.trust.standard_aggregators import Mean
+from swarm.trust.mixing import DEFAULT_MIXING, NO_MIXING
+from swarm.trust.standard_aggregators import DEFAULT_AGGREGATOR, Mean
 
 PROGRAM_BYTES = 500 * 2**20
 """The memory of a trainer without a model, as measured on Linux: Python with torch, transformers and numba (430 MiB, of

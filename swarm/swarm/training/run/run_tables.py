@@ -103,11 +103,13 @@ class StartConfig:
     def __post_init__(self) -> None:
         checks = check_fields(self, "start")
         fits = self.revision == "" or (self.is_on_hub and is_revision(self.revision))
-        remedy = "use a branch, tag or commit of a checkpoint on the hub, and leave it out otherwise"
-        checks.require(fits, "revision", self.revision, remedy)
+        checks.require(
+            "revision", fits, "use a branch, tag or commit of a checkpoint on the hub, and leave it out otherwise"
+        )
         fits = self.digest == "" or (bool(self.checkpoint) and is_digest(self.digest))
-        remedy = "use the 64 hexadecimal digits that run sign fills in for a checkpoint, or leave it out"
-        checks.require(fits, "digest", self.digest, remedy)
+        checks.require(
+            "digest", fits, "use the 64 hexadecimal digits that run sign fills in for a checkpoint, or leave it out"
+        )
         checks.finish()
 
     @property
@@ -150,19 +152,18 @@ class DataConfig:
         lambda value: value == "" or is_digest(value),
         "use the 64 hexadecimal digits that run sign fills in, or leave it out",
     )
-    window_tokens: int = whole(128, 1, 1 << 20, "Tokens per sample.")
+    window_tokens: int = whole(128, (1, 1 << 20), "Tokens per sample.")
 
     def __post_init__(self) -> None:
         checks, is_hub = check_fields(self, "data"), self.source == "hub"
         fits = is_hub_id(self.hub_id) if is_hub else self.hub_id == ""
-        checks.require(fits, "hub_id", self.hub_id, 'use OWNER/NAME with source = "hub", and leave it out otherwise')
+        checks.require("hub_id", fits, 'use OWNER/NAME with source = "hub", and leave it out otherwise')
         fits = self.hub_config == "" or (is_hub and _is_column(self.hub_config))
-        remedy = f'{_COLUMN_RULE} with source = "hub", and leave it out otherwise'
-        checks.require(fits, "hub_config", self.hub_config, remedy)
+        checks.require("hub_config", fits, f'{_COLUMN_RULE} with source = "hub", and leave it out otherwise')
         for key, can_have in (("revision", is_hub), ("tokenizer_revision", is_hub_id(self.tokenizer))):
             value = getattr(self, key)
             fits = value == "" or (can_have and is_revision(value))
-            checks.require(fits, key, value, "use a branch, tag or commit on the hub; leave it out for other sources")
+            checks.require(key, fits, "use a branch, tag or commit on the hub; leave it out for other sources")
         checks.finish()
 
 
@@ -179,28 +180,30 @@ class InnerConfig:
         _INNER_OPTIMIZERS,
         f"{' or '.join(_INNER_OPTIMIZERS)}: Muon updates the hidden layers' matrices, AdamW the rest.",
     )
-    batch_windows: int = whole(4, 1, 1 << 16, "Samples per inner step.")
-    learning_rate: float = number(3e-3, 1e-9, 1.0, "Peak learning rate.")
+    batch_windows: int = whole(4, (1, 1 << 16), "Samples per inner step.")
+    learning_rate: float = number(3e-3, (1e-9, 1.0), "Peak learning rate.")
     warmup_steps: int = whole(
-        20, 0, 1 << 20, "Inner steps of a replica over which its learning rate rises to the peak."
+        20, (0, 1 << 20), "Inner steps of a replica over which its learning rate rises to the peak."
     )
     schedule: str = choice(
         "constant",
         _SCHEDULES,
         f"Learning rate schedule over the run: {', '.join(_SCHEDULES)}; multiplied by the warm-up.",
     )
-    final_ratio: float = number(0.1, 0.0, 1.0, "Final learning rate as a fraction of the peak; for linear and cosine.")
-    weight_decay: float = number(0.1, 0.0, 1.0, "Decoupled weight decay; applied to matrices only.")
-    beta1: float = number(0.9, 0.0, 0.9999, "Decay rate of AdamW's first moment.")
-    beta2: float = number(0.95, 0.0, 0.99999, "Decay rate of AdamW's second moment.")
-    muon_momentum: float = number(0.95, 0.0, 0.9999, "Muon's momentum.")
+    final_ratio: float = number(
+        0.1, (0.0, 1.0), "Final learning rate as a fraction of the peak; for linear and cosine."
+    )
+    weight_decay: float = number(0.1, (0.0, 1.0), "Decoupled weight decay; applied to matrices only.")
+    beta1: float = number(0.9, (0.0, 0.9999), "Decay rate of AdamW's first moment.")
+    beta2: float = number(0.95, (0.0, 0.99999), "Decay rate of AdamW's second moment.")
+    muon_momentum: float = number(0.95, (0.0, 0.9999), "Muon's momentum.")
     fresh_moments: bool = flag(
         False,
         "Reset the optimizer's moments at each interval, so that intervals depend only on state, lease and settings. "
         "Required for validation_rate.",
         implied=False,
     )
-    clip_norm: float = number(1.0, 1e-6, 1e6, "Maximum gradient norm; larger gradients are scaled down.")
+    clip_norm: float = number(1.0, (1e-6, 1e6), "Maximum gradient norm; larger gradients are scaled down.")
 
     def __post_init__(self) -> None:
         check_fields(self, "inner").finish()
@@ -215,11 +218,10 @@ class OuterConfig:
         _OUTER_OPTIMIZERS,
         f"{' or '.join(_OUTER_OPTIMIZERS)}: DiLoCo's Nesterov momentum, or the aggregate unchanged.",
     )
-    learning_rate: float = number(0.7, 1e-9, 10.0, "Learning rate of the Nesterov optimizer.")
+    learning_rate: float = number(0.7, (1e-9, 10.0), "Learning rate of the Nesterov optimizer.")
     momentum: float = number(
         0.6,
-        0.0,
-        0.9999,
+        (0.0, 0.9999),
         "Momentum of the Nesterov optimizer. 0.6 suits tens of outer steps; DiLoCo's 0.9 suits hundreds.",
     )
 

@@ -42,16 +42,17 @@ class ImpossibleValues(ValueError):
 
 
 class SettingChecks:
-    """Collects the problems of one table. `finish` raises them together."""
+    """Collects the problems of `table`, which is called `name` in a run. `finish` raises them together."""
 
-    def __init__(self, table: str) -> None:
-        self._prefix = f"{table}." if table else ""
+    def __init__(self, table: object, name: str) -> None:
+        self._table = table
+        self._prefix = f"{name}." if name else ""
         self._problems: list[str] = []
         self._wrong: set[str] = set()
 
-    def require(self, fits: bool, key: str, value: object, remedy: str) -> None:
+    def require(self, key: str, fits: bool, remedy: str) -> None:
         if not fits:
-            self.refuse(key, f"{self._prefix}{key} = {repr(value)[:80]}: {remedy}")
+            self.refuse(key, f"{self._prefix}{key} = {repr(getattr(self._table, key))[:80]}: {remedy}")
 
     def refuse(self, key: str, problem: str) -> None:
         self._wrong.add(key)
@@ -91,8 +92,9 @@ def setting(
     return field(default=default, metadata={**describe(about, fits, remedy), **later})
 
 
-def whole(default: int, low: int, high: int, about: str, *, implied: Any = _UNSET) -> Any:
-    """Declare a whole number from `low` to `high`."""
+def whole(default: int, limits: tuple[int, int], about: str, *, implied: Any = _UNSET) -> Any:
+    """Declare a whole number within `limits`, which are allowed."""
+    low, high = limits
     return setting(
         default,
         about,
@@ -102,8 +104,9 @@ def whole(default: int, low: int, high: int, about: str, *, implied: Any = _UNSE
     )
 
 
-def number(default: float, low: float, high: float, about: str, *, implied: Any = _UNSET) -> Any:
-    """Declare a number from `low` to `high`."""
+def number(default: float, limits: tuple[float, float], about: str, *, implied: Any = _UNSET) -> Any:
+    """Declare a number within `limits`, which are allowed."""
+    low, high = limits
     return setting(
         default,
         about,
@@ -124,13 +127,22 @@ def flag(default: bool, about: str, *, implied: Any = _UNSET) -> Any:
     return setting(default, about, lambda value: isinstance(value, bool), "use true or false", implied=implied)
 
 
+def free_table(name: str, default: Mapping[str, Any], about: str) -> Any:
+    """Declare the table `name`, which may have any keys."""
+    remedy = f"write its keys below a line [{name}]"
+    return field(default_factory=lambda: default, metadata=describe(about, _is_table, remedy))
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
 def check_fields(table: Any, name: str) -> SettingChecks:
     """Check each value of `table`, called `name` in messages, by itself. The caller checks combinations of values."""
-    checks = SettingChecks(name)
+    checks = SettingChecks(table, name)
     for each in fields(table):
-        rule, value = each.metadata["rule"], getattr(table, each.name)
-        if rule is not None:
-            checks.require(rule.fits(value), each.name, value, rule.remedy)
+        if (rule := each.metadata["rule"]) is not None:
+            checks.require(each.name, rule.fits(getattr(table, each.name)), rule.remedy)
     return checks
 
 

@@ -31,7 +31,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity, verify
 from swarm_protocol.toml_text import parse_toml
 
-from swarm.training.run.run_config import DEFAULT_AGGREGATOR, RunConfig
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import MODEL_KEYS, DataConfig, InnerConfig, OuterConfig, StartConfig
 from swarm.training.run.settings import (
     ImpossibleRun,
@@ -42,7 +42,7 @@ from swarm.training.run.settings import (
     table_of,
     with_floats,
 )
-from swarm.trust.standard_aggregators import aggregator_names, parameter_names
+from swarm.trust.standard_aggregators import DEFAULT_AGGREGATOR, aggregator_names, parameter_names
 
 MAX_RUN_FILE_BYTES = 1 << 16
 _PURPOSE = b"swarm-run:"

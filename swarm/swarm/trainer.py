@@ -13,9 +13,8 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +30,7 @@ from swarm_protocol.run_credentials import RunInvitation, check_given, parse_run
 from torch import nn
 from torch.utils.data import default_collate
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.discovery.peer_names import check_peers
 from swarm.network.libp2p.libp2p_options import Libp2pOptions, listen_addrs_for
 from swarm.network.libp2p_network import Libp2pNetwork
@@ -53,7 +53,6 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import (
     IntervalFailed,
     InvitationRefused,
-    MemberConvicted,
     OtherHistory,
     OuterStep,
     TrainingEvent,
@@ -159,18 +158,20 @@ class Trainer:
 
         Raises ConfigError or IntegrityError if the run or the module cannot be trained or an invitation cannot be read.
         """
-        self._run = load_checked_run(Path(run))
+        self.run: SignedRun = load_checked_run(Path(run))
+        self.addrs: tuple[str, ...] = ()
+        """The addresses at which others reach this member."""
         self._options = options
         self._invitation = given_invitation(options.invite)
+        self._network_id = options.network_id or (self._invitation.network_id if self._invitation else NETWORK_ID)
         self._peers = check_peers(peers) or (self._invitation.seeds if self._invitation else ())
         self._run_invitations = tuple(
             parse_run_invitation(each) if isinstance(each, str) else each for each in options.invitations
         )
         given = {"model": model, "optimizer": optimizer, "data": data, "loss": loss}
-        self._own = _own_module(self._run, given, options)
-        self._inner = ModuleInner(self._run.config, self._own) if self._own else None
+        self._own = _own_module(self.run, given, options)
+        self._inner = ModuleInner(self.run.config, self._own) if self._own else None
         self._state: ReplicaState | None = None
-        self._addrs: tuple[str, ...] = ()
         self._steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()  # None: there are no more
         self._failure: BaseException | None = None
         self._joined: Future[None] = Future()
@@ -223,15 +224,6 @@ class Trainer:
         self._thread.join()
 
     @property
-    def run(self) -> SignedRun:
-        return self._run
-
-    @property
-    def addrs(self) -> tuple[str, ...]:
-        """The addresses at which others reach this member."""
-        return self._addrs
-
-    @property
     def module(self) -> nn.Module:
         """The module with the committed weights, once training has ended. Raises SessionError before, and after a
         session that ended before this member had a state.
@@ -244,8 +236,8 @@ class Trainer:
             raise SessionError("there are no weights before the training has ended", remedy="leave the `with` block")
         if self._own is not None:
             return self._own.module
-        module = build_model(self._run.config.model)
-        Layout.of(module, self._run.config.fragments).set_parameters(module, self._state.theta_N)
+        module = build_model(self.run.config.model)
+        Layout.of(module, self.run.config.fragments).set_parameters(module, self._state.theta_N)
         return module
 
     def _raise_failure(self) -> None:
@@ -278,39 +270,42 @@ class Trainer:
         with temporary_folder("trainer") as folder:
             key = self._options.identity or folder / "identity.key"
             identity = Identity.load_or_create(key)
-            self._run.check_names(identity.peer_id)
-            check_given(self._run_invitations, identity.peer_id, self._run.run_id, network_id=self._network_id)
-            with self._locked_folder() as kept:
+            self.run.check_names(identity.peer_id)
+            check_given(self._run_invitations, identity.peer_id, self.run.run_id, network_id=self._network_id)
+            # under a key that ends with the session nothing can be voted twice
+            kept = key.with_name(f"{key.name}.votes") / self.run.run_id if self._options.identity else None
+            with PromiseFile(kept).locked() if kept else contextlib.nullcontext():
                 await self._take_part_with(identity, key, kept)
 
     async def _take_part_with(self, identity: Identity, key: Path, kept: Path | None) -> None:
         setup = await asyncio.to_thread(self._prepare)
         options = RunMemberOptions(setup=setup, invitations=self._run_invitations)
         if kept is not None:
-            options = options.kept_in(kept, kept / "evidence", self._run, self._network_id)
+            options = options.kept_in(kept, kept / "evidence", self.run, self._network_id)
         try:
-            async with self._on_network(key) as network, Membership(network) as membership:
-                member = RunMember(network, membership, identity, self._run, on_event=self._on_event, options=options)
+            network = await Libp2pNetwork.create(self._libp2p_options(key))
+            async with network, Membership(network) as membership:
+                member = RunMember(network, membership, identity, self.run, on_event=self._on_event, options=options)
                 async with member:
-                    self._addrs = await network.addrs()
+                    self.addrs = await network.addrs()
                     self._joined.set_result(None)
                     try:
                         await self._train(member, network)
                     finally:
                         # in the thread that trains, where no interval runs or begins now
                         await asyncio.wrap_future(member.between_intervals(lambda: self._keep(member.state)))
-                    if self._is_finished:
+                    if self._state is not None and self._state.outer_step == self.run.config.outer_steps:
                         self._steps.put(None)
                         await self._leaving.wait()
                         await let_others_finish(
-                            membership, self._run.run_id, network.peer_id, is_watched=lambda: member.is_watched
+                            membership, self.run.run_id, network.peer_id, is_watched=lambda: member.is_watched
                         )
         finally:
             # the member closes it too, if it came to be
             await asyncio.to_thread(setup.inner.close)
 
     def _prepare(self) -> TrainingSetup:
-        config = self._run.config
+        config = self.run.config
         if self._inner is None:
             stop = self._leaving.is_set
             source = CheckpointSource(place=self._options.start, cache=shared_cache().parent / "models")
@@ -319,40 +314,17 @@ class Trainer:
         warm_up()
         return TrainingSetup(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
 
-    @contextmanager
-    def _locked_folder(self) -> Iterator[Path | None]:
-        """Hold the folder in which this member keeps its votes in the run; None for a key that ends with the session,
-        under which nothing can be voted twice. Raises ConfigError while another process holds it."""
-        key = self._options.identity
-        if key is None:
-            yield None
-            return
-        folder = key.with_name(f"{key.name}.votes") / self._run.run_id
-        with PromiseFile(folder).locked():
-            yield folder
-
-    @property
-    def _network_id(self) -> str:
-        return self._options.network_id or (self._invitation.network_id if self._invitation else NETWORK_ID)
-
-    @asynccontextmanager
-    async def _on_network(self, key: Path) -> AsyncIterator[Libp2pNetwork]:
+    def _libp2p_options(self, key: Path) -> Libp2pOptions:
         options = self._options
-        network = await Libp2pNetwork.create(
-            Libp2pOptions(
-                identity_path=key,
-                network_id=self._network_id,
-                peers=self._peers,
-                invitation=self._invitation,
-                listen=listen_addrs_for(self._peers) if options.listen is None else options.listen,
-                announce=options.announce,
-                relay=options.relay,
-            )
+        return Libp2pOptions(
+            identity_path=key,
+            network_id=self._network_id,
+            peers=self._peers,
+            invitation=self._invitation,
+            listen=listen_addrs_for(self._peers) if options.listen is None else options.listen,
+            announce=options.announce,
+            relay=options.relay,
         )
-        try:
-            yield network
-        finally:
-            await network.close()
 
     async def _train(self, member: RunMember, network: Libp2pNetwork) -> None:
         """Train until the run is finished, `close` was called or libp2p failed."""
@@ -370,11 +342,8 @@ class Trainer:
             if failing.done():
                 raise failing.result()
         finally:
-            for task in (leaving, failing):
-                task.cancel()
-            cancelled = training.cancel()
-            await asyncio.wait({training})
-        if not cancelled:
+            await end_tasks(training, leaving, failing)
+        if not training.cancelled():
             training.result()
 
     def _keep(self, state: ReplicaState | None) -> None:
@@ -382,10 +351,6 @@ class Trainer:
         self._state = state
         if state is not None and self._inner is not None:
             self._inner.load(state.theta_N)
-
-    @property
-    def _is_finished(self) -> bool:
-        return self._state is not None and self._state.outer_step == self._run.config.outer_steps
 
     def _warn_of(self, event: IntervalFailed) -> None:
         """Log the first failure for one reason at a step, and then each time that their number has doubled."""
@@ -402,7 +367,7 @@ class Trainer:
                 self._steps.put(
                     Step(
                         outer_step=event.step,
-                        fragment=fragment_of(event.step, self._run.config.fragments),
+                        fragment=fragment_of(event.step, self.run.config.fragments),
                         **shared_fields(event, Step),
                     )
                 )
@@ -413,10 +378,6 @@ class Trainer:
             case OtherHistory():
                 told = "another state of outer step %d is shown by %s: this member keeps its own"
                 logger.warning(told, event.step, ", ".join(event.peers))
-            case MemberConvicted():
-                logger.warning("%s is convicted: %s", event.peer_id, event.reason)
-            case _:
-                pass
 
 
 def _own_module(run: SignedRun, given: dict[str, Any], options: MemberOptions) -> OwnModule | None:

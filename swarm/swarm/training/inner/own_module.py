@@ -77,29 +77,25 @@ class ModuleInner:
             )
         self._run = run
         self._own = own
-        self._layout = Layout.of(own.module, run.fragments)
+        self.layout = Layout.of(own.module, run.fragments)
         self._optimizer = own.optimizer([each for each in own.module.parameters() if each.requires_grad])
         self._batches = _batches_of(own, run)
 
-    @property
-    def layout(self) -> Layout:
-        return self._layout
-
     def load(self, theta_N: Tensor) -> None:
         """Raises ValueError if N differs, as `take_in` does for F."""
-        self._layout.set_parameters(self._own.module, theta_N)
+        self.layout.set_parameters(self._own.module, theta_N)
 
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
-        theta_N = self._layout.flatten(self._own.module)
+        theta_N = self.layout.flatten(self._own.module)
         if theta_N[where].shape != theta_F.shape:
             raise ValueError(
                 f"the slice has {theta_N[where].numel()} values, but the vector has shape {tuple(theta_F.shape)}"
             )
         theta_N[where] = torch.lerp(theta_F, theta_N[where], mixing) if mixing else theta_F
-        self._layout.set_parameters(self._own.module, theta_N)
+        self.layout.set_parameters(self._own.module, theta_N)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
-        theta_N = self._layout.flatten(self._own.module)
+        theta_N = self.layout.flatten(self._own.module)
         theta_F = theta_N[where]
         return theta_F if len(theta_F) == len(theta_N) else theta_F.clone()  # a view would keep the whole vector
 

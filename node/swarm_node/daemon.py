@@ -187,7 +187,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
             lending=lending,
             link_use=use,
             role=role.name,
-            peer_paths=network.peer_paths,
+            peer_paths=network.traffic.peer_paths,
             relay_counts=network.active_relay_counts,
         )
         async with (

@@ -87,7 +87,9 @@ async def _direct(config: Config, *, with_files: bool) -> AsyncIterator[ViewSour
     with temporary_folder("top") as folder:
         async with (
             visiting(config) as (network, membership),
-            running_collector(network, membership, config, folder / "history.sqlite", network.peer_paths) as collector,
+            running_collector(
+                network, membership, config, folder / "history.sqlite", network.traffic.peer_paths
+            ) as collector,
         ):
             with suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_S):

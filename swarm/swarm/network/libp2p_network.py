@@ -40,7 +40,6 @@ from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import Reconnector
-from swarm.network.link_meter import LinkMeter
 from swarm.network.multiaddr import is_loopback, parse_peer_addr
 from swarm.network.network_entry import (
     HELLO,
@@ -60,7 +59,7 @@ from swarm.network.private.private_gate import PrivateGate
 from swarm.network.relay.relay import Relay, RelayCounts, RelayLimits
 from swarm.network.relay.relay_access import NetworkPeers
 from swarm.network.relay.reservations import RelayCandidate, Reservations, relay_candidates
-from swarm.network.traffic import PeerPath, Traffic
+from swarm.network.traffic import Traffic
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,11 @@ class Libp2pNetwork(SigningNetwork):
         self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=wants_relays(options))
         self._watch = PathWatch(host, reconnector, self._kept_peers)
         self._gate: PrivateGate | None = None
-        self._entry = NetworkEntry()
+        self.entry = NetworkEntry()
+        """The peers through which this node joined."""
+        self.traffic = host.traffic
+        """The meter of this node's traffic."""
+        self.links = host.traffic.links
         loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] = loop.create_future()
         self._start_error: BaseException | None = None
@@ -134,11 +137,6 @@ class Libp2pNetwork(SigningNetwork):
         await self.close()
 
     @property
-    def entry(self) -> NetworkEntry:
-        """The peers through which this node joined."""
-        return self._entry
-
-    @property
     def known_peers(self) -> tuple[Contact, ...]:
         """The nodes in the routing table with their addresses that are worth a dial, to be remembered for later
         starts."""
@@ -156,13 +154,9 @@ class Libp2pNetwork(SigningNetwork):
 
     async def ask_greetings(self) -> list[Greeting]:
         """Greet a few connected peers, drawn by chance. Return the answers: their versions and clocks."""
-        connected = list(self._host.traffic.peer_paths())
+        connected = list(self.traffic.peer_paths())
         asked = random.sample(connected, min(NUM_ASKED, len(connected)))
         return await ask_greetings(self._host, asked, self.network_id)
-
-    def peer_paths(self) -> dict[str, PeerPath]:
-        """Return the kind of path to each peer that was connected at the last look, with the bytes exchanged."""
-        return self._host.traffic.peer_paths()
 
     def allow_relaying(self, may_relay: bool) -> None:
         """Say whether this node may relay for others if it can. Initially it may."""
@@ -187,15 +181,6 @@ class Libp2pNetwork(SigningNetwork):
     def relay_counts(self) -> RelayCounts:
         """Return what this node relays for others, also while it is no relay."""
         return self._relay.counts
-
-    @property
-    def links(self) -> LinkMeter:
-        return self._host.traffic.links
-
-    @property
-    def traffic(self) -> Traffic:
-        """Return the meter of this node's traffic."""
-        return self._host.traffic
 
     @property
     def revocations(self) -> bytes:
@@ -333,7 +318,7 @@ class Libp2pNetwork(SigningNetwork):
         await self._host.serve(HELLO, self._gate.answer if self._gate else hello_answer(self._network_id))
         remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
         discovery = start_discovery(self._options, self.peer_id, lambda: self._dht.known.own_addrs, tasks)
-        self._entry = entry = await join(
+        self.entry = entry = await join(
             self._host,
             self._given,
             remembered,
@@ -367,8 +352,8 @@ class Libp2pNetwork(SigningNetwork):
     def _askable(self) -> list[str]:
         """Return the peers to ask about this node's own addresses: first those through which it joined, then the others
         in random order."""
-        others = [peer_id for peer_id in self._dht.peers() if peer_id not in self._entry.peer_ids]
-        return [*self._entry.peer_ids, *random.sample(others, len(others))]
+        others = [peer_id for peer_id in self._dht.peers() if peer_id not in self.entry.peer_ids]
+        return [*self.entry.peer_ids, *random.sample(others, len(others))]
 
     def _announce(self, addrs: tuple[str, ...]) -> None:
         self._dht.known.own_addrs = addrs

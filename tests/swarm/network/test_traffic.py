@@ -106,7 +106,7 @@ async def _exchange(server: Libp2pNetwork, caller: Libp2pNetwork, expects: str =
     await caller.call(server.peer_id, "twice", b"", timeout_s=30)  # opens the connection
 
     async def is_seen() -> bool:
-        kinds = [at.peer_paths().get(to.peer_id) for at, to in ((caller, server), (server, caller))]
+        kinds = [at.traffic.peer_paths().get(to.peer_id) for at, to in ((caller, server), (server, caller))]
         return all(path is not None and path.kind == expects for path in kinds)
 
     await eventually(is_seen)
@@ -117,7 +117,7 @@ async def _exchange(server: Libp2pNetwork, caller: Libp2pNetwork, expects: str =
         await stream.receive()
     sent, received = 350_000, 110_000
     for network, peer, way in ((caller, server, (sent, received)), (server, caller, (received, sent))):
-        path = network.peer_paths()[peer.peer_id]
+        path = network.traffic.peer_paths()[peer.peer_id]
         assert all(moved >= least for moved, least in zip((path.sent_bytes, path.received_bytes), way, strict=True))
     for network, had, wants in zip((caller, server), before, ((sent, received), (received, sent)), strict=True):
         moved = tuple(now - then for now, then in zip(_of(network), had, strict=True))

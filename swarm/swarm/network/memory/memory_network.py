@@ -96,8 +96,6 @@ class MemoryInternet(MemoryRoutes):
         """
         self._num_created += 1
         identity = identity or Identity(hashlib.sha256(f"{self._seed}/{self._num_created}".encode()).digest())
-        if self._is_up(identity.peer_id):
-            raise ValueError(f"{identity.peer_id} is live already")
         access = AccessLink(up=Rate(up_bytes_per_s), down=Rate(down_bytes_per_s), clock_offset_s=clock_offset_s)
         return self._start(identity, invitation.network_id if invitation else network_id, access, invitation)
 
@@ -124,8 +122,6 @@ class MemoryInternet(MemoryRoutes):
         """Return a new node with the identity, links, uplink and downlink of a crashed or closed one. It serves and
         stores nothing yet."""
         node = self._nodes[peer_id]
-        if node.is_up:
-            raise ValueError(f"{peer_id} is live already")
         return self._start(node._identity, node.network_id, node._access, node._invitation)
 
     async def close(self) -> None:
@@ -136,6 +132,8 @@ class MemoryInternet(MemoryRoutes):
     def _start(
         self, identity: Identity, network_id: str, access: AccessLink, invitation: NetworkInvitation | None
     ) -> MemoryNetwork:
+        if self._is_up(identity.peer_id):
+            raise ValueError(f"{identity.peer_id} is live already")
         for pair in [pair for pair in self._pipes if identity.peer_id in pair]:
             del self._pipes[pair]
         self._access[identity.peer_id] = access
@@ -251,11 +249,10 @@ class MemoryNetwork(SigningNetwork):
     ) -> list[Envelope]:
         self._check_up()
         neighbours = self._internet._neighbours(self)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.sleep(self._usual_round_trip_s(neighbours))
-        except TimeoutError:
-            raise PeerTimeout(f"no records within {timeout_s} s") from None
+        round_trip_s = self._usual_round_trip_s(neighbours)
+        await asyncio.sleep(min(round_trip_s, timeout_s))
+        if round_trip_s > timeout_s:
+            raise PeerTimeout(f"no records within {timeout_s} s")
         found = newest([node._records for node in (self, *neighbours)], keys)
         return [each for each in found if self._roll is None or self._roll.believes(each, self.now())]
 
@@ -291,13 +288,10 @@ class MemoryNetwork(SigningNetwork):
 
     @asynccontextmanager
     async def _conversation(self, peer_id: str, method: str, timeout_s: float) -> AsyncIterator[StreamEnd]:
-        await self._reach(peer_id, timeout_s)
-        self._meet(self._internet._nodes[peer_id], _method_of(method))
-        target = self._internet._nodes[peer_id]
-        is_call = method.startswith(_CALL)
+        target, is_call = await self._reach(peer_id, timeout_s), method.startswith(_CALL)
+        self._meet(target, _method_of(method))
         # `call` sets one deadline for the whole call
-        end_s = None if is_call else timeout_s
-        end = self._internet._connect(self.peer_id, peer_id, (self.links, target.links), end_s)
+        end = self._internet._connect(self.peer_id, peer_id, (self.links, target.links), None if is_call else timeout_s)
         end.is_call = is_call
         try:
             end.open(method, lambda: target._accept(self.peer_id, method, end.other))
@@ -306,8 +300,8 @@ class MemoryNetwork(SigningNetwork):
             del self._internet._conversations[end]
             end.hang_up()
 
-    async def _reach(self, peer_id: str, timeout_s: float) -> None:
-        """Check that a peer can be reached. Raises PeerUnreachable: at once if there never was such a peer, else after
+    async def _reach(self, peer_id: str, timeout_s: float) -> MemoryNetwork:
+        """Return a peer that can be reached. Raises PeerUnreachable: at once if there never was such a peer, else after
         the detection time or `timeout_s`."""
         self._check_up()
         if peer_id == self.peer_id or peer_id not in self._internet._nodes:
@@ -319,6 +313,7 @@ class MemoryNetwork(SigningNetwork):
         # greetings of the same network with equal clocks always pass
         if self.network_id != other.network_id or self._access.clock_offset_s != other._access.clock_offset_s:
             check_hello(self._hello(), other._hello(), peer_id)
+        return other
 
     def _meet(self, other: MemoryNetwork, method: str = "") -> None:
         """Exchange chains of certificates with another node, as the gate of a private network does in the real network,
@@ -355,11 +350,9 @@ class MemoryNetwork(SigningNetwork):
         """Start the handler of a conversation that has arrived at this node, or refuse it."""
         if not self.is_up:
             return  # the caller's end breaks after the detection time
-        serve = self._handlers.get(method)
-        if self._roll is not None and not self._roll.may_call(peer_id, _method_of(method), self.now()):
-            serve = None
-        if serve is None:
-            end.fail(PeerRefused(f"the peer does not serve {method.partition('/')[2]}", peer_id=self.peer_id))
+        serve, wanted = self._handlers.get(method), _method_of(method)
+        if serve is None or (self._roll is not None and not self._roll.may_call(peer_id, wanted, self.now())):
+            end.fail(PeerRefused(f"the peer does not serve {wanted}", peer_id=self.peer_id))
             return
         is_call = end.other.is_call
         if is_call and self._num_calls[peer_id] >= limits.MAX_CALLS_PER_PEER:

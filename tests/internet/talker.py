@@ -166,14 +166,14 @@ class PacedClient(AsyncClient):
 
     async def draw(self, model: str, prompt: Sequence[int], num_tokens: int, trace: Trace) -> AsyncIterator[int]:
         chosen = await self._catalog.to_use(model)
-        shape = (await self._assets.get(chosen.name, chosen.servers, chosen.published)).shape
+        shape = (await self._assets.get(chosen.name, chosen.revision.servers, chosen.published)).shape
         max_tokens = len(prompt) + num_tokens
         async with Session(
             self._state,
             self._membership,
             shape,
             max_tokens=max_tokens,
-            servers=chosen.servers,
+            servers=chosen.revision.servers,
             trace=trace,
             options=self._session,
         ) as session:

@@ -309,7 +309,7 @@ class AsyncClient(TextClient[Generation]):
 
     async def _assets_for(self, chosen: ChosenRevision, ends: LocalEnds | None) -> ModelAssets:
         files = ends.files if ends is not None else None
-        return await self._assets.get(chosen.name, chosen.servers, chosen.published, files)
+        return await self._assets.get(chosen.name, chosen.revision.servers, chosen.published, files)
 
     def trace(self) -> dict[str, Any]:
         """Return the trace of the generation that began last; `Generation.trace` returns that of a given one."""
@@ -339,7 +339,7 @@ class AsyncClient(TextClient[Generation]):
         self, request: GenerationRequest, chosen: ChosenRevision, trace: Trace, since_s: float
     ) -> AsyncGenerator[Token, None]:
         trace.model, trace.revision = chosen.name, chosen.revision.digest
-        self._state.health.measure(chosen.servers)
+        self._state.health.measure(chosen.revision.servers)
         ends = await self._text_at_home.ends(chosen) if self._text_at_home.is_on else None
         assets = await self._assets_for(chosen, ends)
         prompt_ids = await encode(assets, request.prompt)
@@ -358,7 +358,7 @@ class AsyncClient(TextClient[Generation]):
             self._membership,
             assets.shape,
             max_tokens=len(prompt_ids) + max_tokens,
-            servers=chosen.servers,
+            servers=chosen.revision.servers,
             trace=trace,
             options=replace(self._session, local_spans=ends),
             sampler=sampler,

@@ -116,10 +116,6 @@ class ChosenRevision:
     published: PublishedManifest | None = None
     is_pinned: bool = False
 
-    @property
-    def servers(self) -> Servers:
-        return self.revision.servers
-
 
 class ModelCatalog:
     """The models that a client knows. `pins` map a model's name to the start of the only revision to use. Raises
@@ -194,7 +190,7 @@ class ModelCatalog:
         servers = await self._membership.servers(name)
         await self._learn(name, servers)
         chosen = self._choose(name, pin, servers)
-        return chosen.servers if chosen else {}
+        return chosen.revision.servers if chosen else {}
 
     async def to_use(self, model: str) -> ChosenRevision:
         """Choose the revision that is to answer. Raises ConfigError if there is none.
@@ -216,8 +212,8 @@ class ModelCatalog:
         elif not self._pin(name, pin):
             self._warn_of_others(chosen)
         if chosen.published is not None:
-            self._possession.start(chosen.servers, chosen.published)
-            await self._convictions.learn(name, chosen.servers, within_s=SHOWN_S)
+            self._possession.start(chosen.revision.servers, chosen.published)
+            await self._convictions.learn(name, chosen.revision.servers, within_s=SHOWN_S)
         return chosen
 
     def answered(self, chosen: ChosenRevision) -> None:
@@ -267,8 +263,7 @@ class ModelCatalog:
             chosen = self._choose(name, "", servers)
             is_settled = False
             if chosen is not None and not chosen.revision.missing():
-                is_used = chosen.revision.digest in self._used.of(name)
-                is_settled = is_used or bool(self._publishers.believed(name))
+                is_settled = bool(self._publishers.believed(name)) or chosen.revision.digest in self._used.of(name)
             await self._manifests.learn(name, servers, within_s=0.0 if is_settled else LEARN_S)
 
     def _published(self, revision: Revision) -> PublishedManifest | None:
@@ -291,13 +286,8 @@ class ModelCatalog:
         failing = self._health.failing()
         found = revisions(servers, failing)
         pin = self._pin(name, pin)
-        revision = choose(
-            self._trusted(name, pin, found),
-            pin=pin,
-            used=self._used.of(name),
-            failing=failing,
-            lost=self._health.failing(LOST_S),
-        )
+        trusted, used = self._trusted(name, pin, found), self._used.of(name)
+        revision = choose(trusted, pin=pin, used=used, failing=failing, lost=self._health.failing(LOST_S))
         if revision is None:
             return None
         return ChosenRevision(

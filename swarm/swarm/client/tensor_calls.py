@@ -153,13 +153,13 @@ class TensorCalls:
 
     async def blocks(self, chosen: ChosenRevision, wanted: ForwardOptions) -> RemoteBlocks:
         """Return the blocks of one revision."""
-        self._health.measure(chosen.servers)
+        self._health.measure(chosen.revision.servers)
         return RemoteBlocks(
             self._network,
             self._membership,
             self._health,
-            (await self._assets.get(chosen.name, chosen.servers, chosen.published)).shape,
-            chosen.servers,
+            (await self._assets.get(chosen.name, chosen.revision.servers, chosen.published)).shape,
+            chosen.revision.servers,
             head=wanted.head,
             codec=wanted.codec,
             is_patient=wanted.is_patient,

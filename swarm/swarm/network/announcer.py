@@ -68,10 +68,9 @@ class Announcer:
     """Publishes the announced records. It counts and retries each failed publication, and logs the first of a
     series."""
 
-    def __init__(self, network: Network, lifetime_s: float) -> None:
+    def __init__(self, network: Network) -> None:
         self.num_failures = 0
         self._network = network
-        self._lifetime_s = lifetime_s
         self._since_s = 0.0
         self._announced: dict[tuple[Kind, str], _Announced] = {}
         self._changed = asyncio.Event()
@@ -191,9 +190,9 @@ class Announcer:
 
     def _life_s(self, record: Record) -> float:
         if not isinstance(record, NodeRecord):
-            return self._lifetime_s
+            return limits.RECORD_LIFETIME_S
         num_lives = (asyncio.get_running_loop().time() - self._since_s) / SETTLING_S
-        return self._lifetime_s * min(MAX_LIVES, max(1.0, num_lives))
+        return limits.RECORD_LIFETIME_S * min(MAX_LIVES, max(1.0, num_lives))
 
 
 def _kind_and_name(record: Record) -> tuple[Kind, str]:

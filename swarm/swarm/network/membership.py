@@ -84,9 +84,9 @@ class Membership:
     SwarmError.
     """
 
-    def __init__(self, network: Network, *, lifetime_s: float = limits.RECORD_LIFETIME_S) -> None:
+    def __init__(self, network: Network) -> None:
         self._network = network
-        self._announcer = Announcer(network, lifetime_s)
+        self._announcer = Announcer(network)
         self._num_malformed = 0
         self._num_dropped = 0
         self._warned_of = NewestItems[str, None](MAX_LISTED_PEERS)  # signers of malformed records

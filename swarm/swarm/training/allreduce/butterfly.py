@@ -94,11 +94,6 @@ class Butterfly:
         self._failed = False
 
     @property
-    def kept_shares(self) -> dict[str, float]:
-        """The share of its weight that each notably reduced member keeps in this member's part, by peer."""
-        return self.own.reducer.kept_shares
-
-    @property
     def bytes_sent(self) -> int:
         return self.streams.bytes_sent
 

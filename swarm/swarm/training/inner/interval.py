@@ -150,14 +150,6 @@ class Intervals:
         self.is_leaving.set()
         self.hurry()
 
-    async def load(self, theta_N: Tensor) -> None:
-        """Set the parameters to `theta_N`."""
-        await self.off_loop(self.inner.load, theta_N)
-
-    async def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
-        """Replace the values at `where` by `mixing` of themselves and 1 - `mixing` of `theta_F`."""
-        await self.off_loop(self.inner.take_in, where, theta_F, mixing)
-
     def held_out_loss(self, theta_N: Tensor) -> asyncio.Future[float]:
         """Measure the loss of `theta_N` on held-out data, before all later requests to the thread."""
         return self.off_loop(self.inner.held_out_loss, theta_N, NUM_HELD_OUT_WINDOWS)

@@ -10,7 +10,7 @@ Shapes: N values of the flat parameter vector, F of a slice of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -119,10 +119,6 @@ class ModuleInner:
     def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int = 0) -> float:  # noqa: ARG002
         """Return nan, since the author decides what is held out."""
         return math.nan
-
-    def state(self) -> Mapping[str, Tensor]:
-        """Return nothing, since a checkpoint cannot hold the author's state."""
-        return {}
 
     def close(self) -> None:
         """Do nothing."""

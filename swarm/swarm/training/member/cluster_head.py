@@ -24,6 +24,7 @@ from functools import partial
 
 import torch
 from swarm_compression import CodecError
+from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import FollowerWork, FollowReply
@@ -264,13 +265,8 @@ class ClusterHead:
             credentials=credentials,
         )
         contributors = [
-            Contribution(
-                peer_id=peer,
-                num_tokens=work.num_tokens,
-                num_samples=work.num_samples,
-                steps_left=standings.steps_left(peer),
-            )
-            for peer, work in works.items()
+            Contribution(peer_id=peer, **shared_fields(each, Contribution))
+            for peer, each in zip(works, followers, strict=True)
         ]
         if not any(each.num_tokens for each in contributors):
             return replace(offer, contribution=contribution), {}

@@ -140,7 +140,7 @@ class IntervalLoop:
         replica = self._context.replica
         first = self._step = replica.outer_step + 1
         try:
-            await self._intervals.load(replica.current.theta_N)
+            await self._intervals.off_loop(self._intervals.inner.load, replica.current.theta_N)
         except RoundError as error:
             # the next state, or the same one after a round that only admitted members, is loaded anew
             self._on_event(IntervalFailed(step=self._step, reason=error.message))
@@ -205,7 +205,8 @@ class IntervalLoop:
         await self._committed.wait()
         replica = self._context.replica
         where = replica.fragment(self._step - 1)
-        await self._intervals.take_in(where, replica.current.theta_N[where], replica.config.mixing)
+        theta_F, mixing = replica.current.theta_N[where], replica.config.mixing
+        await self._intervals.off_loop(self._intervals.inner.take_in, where, theta_F, mixing)
 
     async def _delta(self, interval: Interval) -> Tensor:
         where = self._context.replica.fragment(self._step)

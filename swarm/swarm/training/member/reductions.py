@@ -127,7 +127,7 @@ class Reductions:
         # others audit it
         if not await self._is_right(auditing, group.attempt, parts):
             return
-        for peer, kept in butterfly.kept_shares.items():
+        for peer, kept in butterfly.own.reducer.kept_shares.items():
             how = f"keeps {kept:.0%} of its weight" if kept else "is left out"
             self._on_reduced_weight(peer, f"its contribution {how} in the part that this member reduces")
         await self._propose(group.attempt, signed.digest, group, parts)

@@ -41,11 +41,17 @@ PATH_SILENT_S = 1.0
 """A peer in use is asked for an echo after this time without a byte from it."""
 
 ECHO_S = 2.0
-"""Time for an echo. It doubles with each path to the same peer that is given up, up to MAX_ECHO_S, since the path may
-only be slow: a connection that is full of other bytes delays an echo, too."""
+"""Minimum time for an echo. It doubles with each path to the same peer that is given up, up to MAX_ECHO_S, since the
+path may only be slow: a connection that is full of other bytes delays an echo, too."""
 MAX_ECHO_S = 16.0
 FORGIVEN_S = 600.0
-"""Time after which a peer's time for an echo is ECHO_S again."""
+"""Time after which a path that was given up is forgotten."""
+
+LATE_FACTOR = 4.0
+"""A peer has this many times as long for an echo as one took lately that came later than TICK_S. Over a line that is
+full of rows, echoes take one to two seconds, until a lost packet holds all bytes of a connection up for six."""
+LATE_S = 60.0
+"""Time for which a late echo counts."""
 
 RELAY_S = MAX_ECHO_S + HOLD_S
 """Time for the check of a relay, and for the replacement of its path. Checks of paths through the relay wait for it."""
@@ -138,7 +144,7 @@ class PathWatch:
             connected = await self._host.connected_peers()
             relays = [self._ask(tasks, relay) for relay in _relays(connected.get(peer_id, ()))]
             if peer_id in connected and not await self._is_heard(peer_id):
-                self._be_patient(peer_id)
+                self._be_patient(peer_id, 2 * self._patience_s(peer_id), FORGIVEN_S)
                 self._has_lost_one = True  # the other paths may be dead, too
                 are_relays_given_up = await _are_given_up(relays)
                 is_given_up = True
@@ -163,9 +169,11 @@ class PathWatch:
         began_at = asyncio.get_running_loop().time()
         echo = asyncio.create_task(_echo(self._host, peer_id))
         try:
-            for _ in range(round(self._patience_s(peer_id) / TICK_S)):
+            for num_waits in range(round(self._patience_s(peer_id) / TICK_S)):
                 await asyncio.wait((echo,), timeout=TICK_S)
                 if echo.done() or self._heard_at.get(peer_id, began_at) > began_at:
+                    if num_waits:
+                        self._be_patient(peer_id, LATE_FACTOR * (num_waits + 1) * TICK_S, LATE_S)
                     return True
         finally:
             await end_tasks(echo)
@@ -176,11 +184,12 @@ class PathWatch:
         patience_s, until = self._echo_s.get(peer_id, (ECHO_S, 0.0))
         return patience_s if until > asyncio.get_running_loop().time() else ECHO_S
 
-    def _be_patient(self, peer_id: str) -> None:
-        """Double the peer's time for the next echo."""
+    def _be_patient(self, peer_id: str, echo_s: float, for_s: float) -> None:
+        """Give the peer at least `echo_s` for its next echoes, for at least `for_s`."""
         now = asyncio.get_running_loop().time()
         self._echo_s = {each: known for each, known in self._echo_s.items() if known[1] > now}
-        self._echo_s[peer_id] = (min(2 * self._patience_s(peer_id), MAX_ECHO_S), now + FORGIVEN_S)
+        known_s, until = self._echo_s.get(peer_id, (ECHO_S, now))
+        self._echo_s[peer_id] = (min(max(known_s, echo_s), MAX_ECHO_S), max(until, now + for_s))
 
 
 def _relays(addrs: Sequence[str]) -> set[str]:

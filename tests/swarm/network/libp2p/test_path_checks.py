@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 from swarm.network.libp2p import path_watch
-from swarm.network.libp2p.path_watch import ECHO_S, RELAY_S, TICK_S, PathWatch
+from swarm.network.libp2p.path_watch import ECHO_S, LATE_FACTOR, LATE_S, RELAY_S, TICK_S, PathWatch
 from swarm.testing import virtual_time
 from swarm_protocol.identity import Identity
 
@@ -29,6 +29,7 @@ class World:
         self.called: set[str] = set()
         self.dropped: dict[str, set[str]] = {}  # the peers behind each relay
         self.reached: list[str] = []
+        self.echo_s = 0.0
         self.watch = PathWatch(cast("Any", self), cast("Any", self), lambda: ())
 
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
@@ -48,6 +49,7 @@ class World:
     async def echo(self, _host: object, peer_id: str) -> None:
         if peer_id in self.dead:
             await asyncio.Event().wait()
+        await asyncio.sleep(self.echo_s)
 
 
 Watched = Callable[[World, Callable[[], Awaitable[None]]], None]
@@ -121,6 +123,24 @@ def test_dead_path_is_found_when_short_calls_follow_one_another(watched: Watched
             await asyncio.sleep(ECHO_S + 0.2)  # a check has begun, and is not over
             world.called = set()
             await asyncio.sleep(TICK_S + 0.1)
+        assert set(world.dropped) == {ONE}
+
+    watched(world, case)
+
+
+def test_path_with_late_echoes_is_given_longer_until_they_are_forgotten(watched: Watched) -> None:
+    world = World({ONE: DIRECT})
+    world.dead, world.called, world.echo_s = set(), {ONE}, 0.9 * ECHO_S
+
+    async def case() -> None:
+        await asyncio.sleep(4 * ECHO_S)
+        world.echo_s = (LATE_FACTOR - 1) * ECHO_S
+        await asyncio.sleep(10 * ECHO_S)
+        assert not world.dropped, "a lost packet holds up what comes after it"
+        world.called = set()
+        await asyncio.sleep(LATE_S + RELAY_S)
+        world.called, world.dead = {ONE}, {ONE}
+        await asyncio.sleep(2 * ECHO_S)
         assert set(world.dropped) == {ONE}
 
     watched(world, case)

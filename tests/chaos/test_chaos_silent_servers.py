@@ -128,4 +128,4 @@ def test_tokens_are_unchanged_when_servers_fall_silent_and_the_pause_is_short(
         asyncio.run(main())
     assert statistics.median(pauses_s["decode"]) < 4
     assert max(pauses_s["decode"]) < 8
-    assert max(pauses_s["prefill"], default=0.0) < 16, "a ping may wait behind the rows of a prompt, so none counts"
+    assert max(pauses_s["prefill"], default=0.0) < 12, "a ping may wait behind the rows of a prompt, and has 6 s"

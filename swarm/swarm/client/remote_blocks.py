@@ -40,8 +40,7 @@ from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.peer_health import PeerHealth
 from swarm.serving.session.route_finder import RETRY_S, KnownServers
 from swarm.serving.session.session_state import MAX_FAILURES
-from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
-from swarm.serving.wire.tensor_stream import receive_floats, send_tensor
+from swarm.serving.wire.tensor_stream import SLOWEST_BYTES_PER_S, receive_floats, send_tensor
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 A sender has all of a long message when it begins to send. So the message arrives as fast as the link, the limits of
 both sides and their other traffic allow. Messages of one peer that arrive at the same time or right after each other
 are one transfer. A transfer that is large enough gives one sample. Round trips come only from calls that the peer
-answers at once, and the shortest of several counts.
+answers at once, and the shortest of several counts. The network notes of which peers it has heard anything.
 
 State belongs to the network's loop, whose clock the meter reads. It is bounded: beyond MAX_PEERS, the peer heard of
 least recently is forgotten.
@@ -12,6 +12,7 @@ least recently is forgotten.
 from __future__ import annotations
 
 import asyncio
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -65,6 +66,7 @@ class _Link:
     transfer: _Transfer | None = None
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=NUM_SAMPLES))
     rated_at_s: float = 0.0
+    heard_at_s: float = -math.inf
     answers: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=2 * NUM_ANSWERS))  # when, seconds
 
 
@@ -82,6 +84,15 @@ class LinkMeter:
     def answered(self, peer_id: str, seconds: float) -> None:
         """Note that `peer_id` answered a small call after `seconds`, a call that peers answer at once."""
         self._link(peer_id).answers.append((asyncio.get_running_loop().time(), seconds))
+
+    def heard(self, peer_id: str) -> None:
+        """Note that `peer_id` sent a part of a message or an acknowledgement lately."""
+        self._link(peer_id).heard_at_s = asyncio.get_running_loop().time()
+
+    def was_heard(self, peer_id: str, *, within_s: float) -> bool:
+        """Return whether anything was heard of `peer_id` in the last `within_s`."""
+        link = self._links.get(peer_id)
+        return link is not None and asyncio.get_running_loop().time() - link.heard_at_s < within_s
 
     def rate_from(self, peer_id: str) -> float | None:
         """Return the rate at which `peer_id` sends to this node, or None if it is unknown."""

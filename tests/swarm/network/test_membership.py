@@ -662,6 +662,26 @@ async def test_round_trips_to_a_set_come_nearest_first_and_without_the_dead_and_
 
 
 @in_virtual_time
+async def test_peer_is_not_silent_whose_ping_waits_behind_bytes_that_still_come() -> None:
+    internet = make_internet()
+    here, there = internet.network(), internet.network()
+
+    async def never(_peer_id: str, _request: bytes) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+    await there.serve(round_trips.PING_METHOD, never)
+    pings = round_trips.RoundTrips(here)
+    here.links.heard(there.peer_id)
+    assert await pings.silent([there.peer_id], timeout_s=6) == {there.peer_id}
+    asyncio.get_running_loop().call_later(2, here.links.heard, there.peer_id)
+    assert await pings.silent([there.peer_id], timeout_s=6) == {there.peer_id}, "it may have stopped since"
+    asyncio.get_running_loop().call_later(4, here.links.heard, there.peer_id)
+    assert await pings.silent([there.peer_id], timeout_s=6) == set()
+    await internet.close()
+
+
+@in_virtual_time
 async def test_defect_in_a_ping_is_raised_and_does_not_read_as_an_answer() -> None:
     async def call(*_: object, **__: object) -> bytes:
         raise RuntimeError("a defect")

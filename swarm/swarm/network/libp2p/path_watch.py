@@ -124,6 +124,8 @@ class PathWatch:
                 limits_s[stream.peer_id] = PATH_SILENT_S
                 if stream.acknowledge():
                     heard.add(stream.peer_id)
+        for peer_id in heard:
+            self._host.traffic.links.heard(peer_id)
         self._heard_at = {
             peer_id: now if peer_id in heard else self._heard_at.get(peer_id, now)
             for peer_id in {*limits_s, *self._asking}  # keeps the times of peers under check that are not in use now

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from swarm_protocol.errors import SessionError, SwarmError
 from swarm_protocol.limits import PAGE_TOKENS
@@ -86,6 +87,14 @@ class PrefixStore:
             buffer.append(page)
 
 
+class OpenSession(Protocol):
+    def give_up(self, error: SwarmError) -> None:
+        """Fail with `error`."""
+
+    def bytes_under_way(self, peer_id: str) -> int:
+        """Return the bytes of the rows that the session waits for from a server, and of their inputs."""
+
+
 class ClientState:
     """Holds one client's connections to servers, the servers' health, prefixes of earlier sessions, and spot checks of
     ended answers. `convicted` returns the convicted servers, which are not asked."""
@@ -103,24 +112,27 @@ class ClientState:
         self.health = PeerHealth(membership, checks.reputation, convicted=convicted)
         self.prefixes = PrefixStore()
         self.checks = SpotChecks(network, membership, self.health.reputation, checks, convicted=convicted)
-        self._sessions: set[Callable[[SwarmError], None]] = set()
+        self._sessions: set[OpenSession] = set()
         self._has_ended = False
 
-    def enter(self, give_up: Callable[[SwarmError], None]) -> None:
-        """Register an open session, whose `give_up` is called when the sessions end. Raises SessionError once they have
-        ended."""
+    def enter(self, session: OpenSession) -> None:
+        """Register an open session. Raises SessionError once the sessions have ended."""
         if self._has_ended:
             raise _closed()
-        self._sessions.add(give_up)
+        self._sessions.add(session)
 
-    def leave(self, give_up: Callable[[SwarmError], None]) -> None:
-        self._sessions.discard(give_up)
+    def leave(self, session: OpenSession) -> None:
+        self._sessions.discard(session)
+
+    def bytes_beside(self, session: OpenSession, peer_id: str) -> int:
+        """Return the bytes that all other sessions have under way to and from a server."""
+        return sum(other.bytes_under_way(peer_id) for other in self._sessions if other is not session)
 
     def end_sessions(self) -> None:
         """Fail all open sessions, and all later ones, with SessionError."""
         self._has_ended = True
-        for give_up in list(self._sessions):
-            give_up(_closed())
+        for session in list(self._sessions):
+            session.give_up(_closed())
 
     async def close(self) -> None:
         await self.checks.close()

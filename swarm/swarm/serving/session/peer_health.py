@@ -104,7 +104,7 @@ class PeerHealth:
         self._failures = NewestItems[str, _Failures](MAX_PEERS)
         self._refusals = NewestItems[str, _Refusal](MAX_PEERS)
         self._heard_s = NewestItems[str, float](MAX_PEERS)
-        self._pings: dict[str, asyncio.Task[set[str]]] = {}
+        self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
         self._load: Counter[str] = Counter()
         self._distrusted_s = NewestItems[str, float](MAX_PEERS)
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
@@ -119,21 +119,21 @@ class PeerHealth:
             self._measuring = asyncio.create_task(measuring, name="measure round trips")
 
     async def silent(self, peer_ids: Collection[str], *, timeout_s: float) -> set[str]:
-        """Return the peers that do not answer a ping within `timeout_s`, or of one that is under way. A peer that a
-        session has just heard of is not pinged."""
+        """Return the peers that do not answer a ping within `timeout_s`, or one with the same timeout that is under
+        way. A peer that a session has just heard of is not pinged."""
         loop = asyncio.get_running_loop()
         since_s = loop.time() - HEARD_S
         asked = [peer_id for peer_id in peer_ids if self._heard_s.get(peer_id, -math.inf) < since_s]
         for peer_id in asked:
-            if peer_id not in self._pings:
+            if (peer_id, timeout_s) not in self._pings:
                 ping = loop.create_task(self._membership.silent([peer_id], timeout_s=timeout_s), name=f"ping {peer_id}")
-                self._pings[peer_id] = ping
-                ping.add_done_callback(partial(self._on_pinged, peer_id))
-        answers = await asyncio.gather(*(asyncio.shield(self._pings[peer_id]) for peer_id in asked))
+                self._pings[peer_id, timeout_s] = ping
+                ping.add_done_callback(partial(self._on_pinged, peer_id, timeout_s))
+        answers = await asyncio.gather(*(asyncio.shield(self._pings[peer_id, timeout_s]) for peer_id in asked))
         return set().union(*answers)
 
-    def _on_pinged(self, peer_id: str, ping: asyncio.Task[set[str]]) -> None:
-        del self._pings[peer_id]
+    def _on_pinged(self, peer_id: str, timeout_s: float, ping: asyncio.Task[set[str]]) -> None:
+        del self._pings[peer_id, timeout_s]
         if not ping.cancelled() and ping.exception() is None and not ping.result():
             self._heard_s[peer_id] = asyncio.get_running_loop().time()
 

@@ -131,7 +131,12 @@ class Session:
         )
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
         max_step_tokens = max(1, min(options.max_step_tokens, num_rows))
-        self._state = SessionState(model.num_blocks, self._messages.new_buffer, max_step_tokens=max_step_tokens)
+        self._state = SessionState(
+            model.num_blocks,
+            self._messages.new_buffer,
+            max_step_tokens=max_step_tokens,
+            bytes_beside=partial(state.bytes_beside, self),
+        )
         self._client = state
         self._health = state.health
         self._max_replay_bytes = options.max_replay_bytes
@@ -152,7 +157,7 @@ class Session:
         self._pauses: list[tuple[Replay, float]] = []
 
     async def __aenter__(self) -> Session:
-        self._client.enter(self._give_up)
+        self._client.enter(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -164,6 +169,10 @@ class Session:
             if self._checks.submit(answer):
                 self._last = answer.last
         await self._close()
+
+    def bytes_under_way(self, peer_id: str) -> int:
+        """Return the bytes of the rows that the session waits for from a server, and of their inputs."""
+        return sum(stage.bytes_under_way for stage in self._state.stages if stage.peer_id == peer_id)
 
     async def next_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int = 0) -> SampledToken:
         """Append tokens, and return the token that the last server draws after them. It may draw `ahead` more for
@@ -212,7 +221,7 @@ class Session:
         return answer
 
     async def _close(self) -> None:
-        self._client.leave(self._give_up)
+        self._client.leave(self)
         if self._timer is not None:
             self._timer.cancel()
         self._todo.clear()
@@ -291,9 +300,10 @@ class Session:
     def _fail_internally(self, error: BaseException) -> None:
         logger.error("a session has failed internally", exc_info=error)
         self._todo.clear()
-        self._give_up(SessionError("the session failed internally", remedy="ask again; the log says why"))
+        self.give_up(SessionError("the session failed internally", remedy="ask again; the log says why"))
 
-    def _give_up(self, error: SwarmError) -> None:
+    def give_up(self, error: SwarmError) -> None:
+        """Fail the session with `error`."""
         self._carry_out(self._state.give_up(error, self._loop.time()))
 
     def _send(self, stage: Stage, frame: Frame) -> None:

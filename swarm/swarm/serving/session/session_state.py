@@ -60,14 +60,23 @@ work."""
 
 
 class SessionState:
-    """A session over blocks `[0, num_blocks)`. `new_buffer(block)` makes the replay buffer of a boundary."""
+    """A session over blocks `[0, num_blocks)`. `new_buffer(block)` makes the replay buffer of a boundary.
+    `bytes_beside(peer_id)` returns the bytes that other sessions have under way to and from a server."""
 
-    def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], *, max_step_tokens: int) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        new_buffer: Callable[[int], ReplayBuffer],
+        *,
+        max_step_tokens: int,
+        bytes_beside: Callable[[str], int] = lambda _peer_id: 0,
+    ) -> None:
         self.repairs = [Repair(start=0, end=num_blocks)]
         self.error: SwarmError | None = None
         self._begin_token()
         self._has_opened = False
         self._silence = SilenceWatch()
+        self._bytes_beside = bytes_beside
         self._actions: list[Action] = []
         self.pipeline = Pipeline(num_blocks, new_buffer, max_step_tokens=max_step_tokens)
 
@@ -184,8 +193,7 @@ class SessionState:
 
     def on_pinged(self, asked: Sequence[Stage], silent: Sequence[Stage], now_s: float) -> list[Action]:
         """Replace servers that did not answer a ping. `asked` are all that were pinged."""
-        # a ping may wait behind rows that have been asked for meanwhile
-        for stage in self._silence.lost(asked, () if self.pipeline.is_in_bulk else silent, now_s):
+        for stage in self._silence.lost(asked, silent, now_s, is_in_bulk=self.pipeline.is_in_bulk):
             self._lose_silent(stage, "the server does not answer a ping", now_s)
         return self._decide(now_s)
 
@@ -198,7 +206,7 @@ class SessionState:
     def tick(self, now_s: float) -> list[Action]:
         """Act on the deadlines that have passed."""
         for stage in list(self.stages):
-            if stage.deadline.due_s <= now_s:
+            if stage.deadline.due_s <= now_s and not stage.deadline.postpone(self._bytes_beside(stage.peer_id), now_s):
                 self._lose_silent(stage, "the server did not answer in time", now_s)
             elif stage.deadline.feed_again_s <= now_s:
                 self.pipeline.feed_again(stage, now_s)
@@ -207,7 +215,7 @@ class SessionState:
                 self._lose_silent(stage, "the server did not hear in time who its neighbours are", now_s)
         if self._silence_due_s() <= now_s:
             opening = [stage for repair in self.repairs for stage in repair.new if not stage.opened]
-            self._actions.append(self._silence.ask([*self.stages, *opening]))
+            self._actions.append(self._silence.ask([*self.stages, *opening], is_in_bulk=self.pipeline.is_in_bulk))
         for repair in list(self.repairs):
             awaited = self._awaited(repair)
             if repair.open_by_s <= now_s and awaited is not None:
@@ -224,7 +232,7 @@ class SessionState:
         return min([*times, self.pipeline.lost_token.due_s, self._silence_due_s()])
 
     def _silence_due_s(self) -> float:
-        return self._silence.due_s if self.pipeline.is_asked and not self.pipeline.is_in_bulk else math.inf
+        return self._silence.due_s if self.pipeline.is_asked else math.inf
 
     def _decide(self, now_s: float) -> list[Action]:
         if self.error is None:

@@ -2,8 +2,8 @@
 
 A server answers a ping at once, however long its step takes. One that is stopped or cut off answers none. So a client
 that hears nothing pings all servers of the chain, and replaces those that stay silent, long before a slow step would be
-too late. Only while many rows are under way, behind which a ping may wait on a slow line, do the steps' deadlines alone
-count. Pure: times are arguments, and `session` pings.
+too late. While many rows are under way, behind which a ping may wait on a slow line, servers have longer to answer.
+Pure: times are arguments, and `session` pings.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ else the server sends over its home's line. It doubles with each time that serve
 silence, up to MAX_ANSWER_S, since the line may only be slow, and each time has rows run again."""
 
 MAX_ANSWER_S = 6.0
+"""The maximum, and the time for an answer while many rows are under way."""
 
 
 class SilenceWatch:
@@ -30,7 +31,7 @@ class SilenceWatch:
 
     def __init__(self) -> None:
         self.due_s = math.inf
-        self._is_asking = False
+        self._is_asking = self._is_patient = False
         self._heard: set[Stage] = set()
         self._answer_s = ANSWER_S
 
@@ -44,17 +45,20 @@ class SilenceWatch:
         self._heard.add(stage)
         self.begin(now_s)
 
-    def ask(self, stages: Sequence[Stage]) -> PingServers:
-        """Return the action that pings the servers of these stages."""
-        self.due_s, self._is_asking = math.inf, True
+    def ask(self, stages: Sequence[Stage], *, is_in_bulk: bool) -> PingServers:
+        """Return the action that pings the servers of these stages. `is_in_bulk`: many rows are under way."""
+        self.due_s, self._is_asking, self._is_patient = math.inf, True, is_in_bulk
         self._heard.clear()
-        return PingServers(tuple(stages), self._answer_s)
+        return PingServers(tuple(stages), MAX_ANSWER_S if is_in_bulk else self._answer_s)
 
-    def lost(self, asked: Sequence[Stage], silent: Sequence[Stage], now_s: float) -> list[Stage]:
+    def lost(self, asked: Sequence[Stage], silent: Sequence[Stage], now_s: float, *, is_in_bulk: bool) -> list[Stage]:
         """Return the stages to give up, of those that were `asked` and whose servers were `silent`. There are none if
-        all are silent: then it is this client's own line that pauses, as far as anybody can tell."""
+        all are silent: then it is this client's own line that pauses, as far as anybody can tell. There are also none
+        if a short ping may have waited behind rows that were asked for meanwhile."""
         self._is_asking = False
         self.begin(now_s)
+        if is_in_bulk and not self._is_patient:
+            return []
         lost = [stage for stage in silent if stage not in self._heard]
         peers = {stage.peer_id for stage in asked}
         if len(peers) > 1 and peers == {stage.peer_id for stage in lost}:

@@ -138,6 +138,15 @@ class Deadline:
     goal: int = 0
     due_s: float = math.inf
     feed_again_s: float = math.inf
+    was_postponed: bool = False
+
+    def postpone(self, num_bytes: int, now_s: float) -> bool:
+        """Allow, once, the time of `num_bytes` behind which the report may wait. Return whether the stage is kept for
+        now."""
+        if not num_bytes or self.was_postponed:
+            return False
+        self.due_s, self.was_postponed = now_s + num_bytes / SLOWEST_BYTES_PER_S, True
+        return True
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -202,6 +211,12 @@ class Stage:
     @property
     def is_leaving(self) -> bool:
         return self.replace_from_s < math.inf
+
+    @property
+    def bytes_under_way(self) -> int:
+        """The bytes of the rows that the stage has not reported yet: its inputs and outputs, with copies of them."""
+        num_rows = max(self.num_expected, self.num_arrived) - self.num_run
+        return 2 * num_rows * max(self.row_bytes, self.output_row_bytes)
 
     def begin(self, position: int) -> None:
         """Start with `position` positions on the server and nothing in flight."""

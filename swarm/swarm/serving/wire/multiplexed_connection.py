@@ -47,8 +47,9 @@ MAX_QUEUED_FRAMES = 2**14
 STALL_S = 20.0
 """Time that a message may take beside that for its bytes. A peer reads at once, unless it hangs."""
 
-SLOWEST_BYTES_PER_S = 250_000.0
-"""A mobile uplink. Slower ones cannot carry activations."""
+SLOWEST_BYTES_PER_S = 62_500.0
+"""Half of an uplink of 1 Mbit/s, since rows that go to two peers at once share it unequally. Pings notice a dead peer
+sooner."""
 
 
 class MultiplexedConnection:

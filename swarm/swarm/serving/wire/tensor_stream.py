@@ -23,11 +23,12 @@ from swarm_protocol.serving_messages import FORWARD_CODECS, TensorPiece
 from torch import Tensor
 
 from swarm.network.interface import Stream
-from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
 
 T = TypeVar("T")
 
 PIECE_BYTES = 2**20
+SLOWEST_BYTES_PER_S = 250_000.0
+"""A mobile uplink. Sessions allow for slower ones, but calls have no pings that notice a dead peer sooner."""
 
 
 def rows_of(x_TH: Tensor, codec: str) -> tuple[Rows, float]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from swarm.network.libp2p import path_watch
 from swarm.network.libp2p.path_watch import ECHO_S, LATE_FACTOR, LATE_S, RELAY_S, TICK_S, PathWatch
+from swarm.network.traffic import Traffic
 from swarm.testing import virtual_time
 from swarm_protocol.identity import Identity
 
@@ -27,6 +29,7 @@ class World:
         self.connections = connections
         self.dead = set(connections)
         self.called: set[str] = set()
+        self.traffic = Traffic()
         self.dropped: dict[str, set[str]] = {}  # the peers behind each relay
         self.reached: list[str] = []
         self.echo_s = 0.0
@@ -124,6 +127,21 @@ def test_dead_path_is_found_when_short_calls_follow_one_another(watched: Watched
             world.called = set()
             await asyncio.sleep(TICK_S + 0.1)
         assert set(world.dropped) == {ONE}
+
+    watched(world, case)
+
+
+def test_peer_is_noted_as_heard_while_its_bytes_come(watched: Watched) -> None:
+    world = World({ONE: DIRECT})
+    comes = [True, True, False, False, False]
+    stream = Mock(peer_id=ONE, is_carried=True, acknowledge=Mock(side_effect=lambda: bool(comes) and comes.pop(0)))
+
+    async def case() -> None:
+        with world.watch.watching(stream):
+            await asyncio.sleep(2.5 * TICK_S)
+            assert world.traffic.links.was_heard(ONE, within_s=TICK_S)
+            await asyncio.sleep(2 * TICK_S)
+            assert not world.traffic.links.was_heard(ONE, within_s=TICK_S)
 
     watched(world, case)
 

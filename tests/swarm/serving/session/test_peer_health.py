@@ -257,6 +257,11 @@ def test_silent_peers_are_pinged_once_for_all_sessions_and_not_if_one_has_just_h
         asked = [health.silent({"stopped", "there"}, timeout_s=1.0) for _ in range(5)]
         assert await asyncio.gather(*asked) == [{"stopped"}] * 5
         assert known.silent.await_count == 2
+        hurried, patient = (asyncio.create_task(health.silent(["stopped"], timeout_s=each)) for each in (1.0, 3.0))
+        await asyncio.sleep(2)
+        assert hurried.done()
+        assert not patient.done(), "a patient session must not judge by a hurried ping"
+        assert await patient == {"stopped"}
         health.worked("stopped")
         assert await health.silent(["stopped"], timeout_s=1.0) == set()
         await asyncio.sleep(2 * HEARD_S)

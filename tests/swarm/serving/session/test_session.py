@@ -410,6 +410,27 @@ def test_session_gives_every_server_but_the_last_the_time_to_send_a_prompt_s_row
     run(scenario())
 
 
+def test_step_has_the_time_of_the_rows_that_other_sessions_of_the_client_wait_for() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w, w.session() as one, w.session() as other:
+            assert await generate(one) == await generate(other) == EXPECTED
+            (stage, *_), (beside, *_) = one._state.stages, other._state.stages
+            assert stage.peer_id == beside.peer_id
+            assert w.state.bytes_beside(one, stage.peer_id) == 0
+            beside.num_expected = beside.num_run + 100
+            num_bytes = 200 * max(beside.row_bytes, beside.output_row_bytes)
+            assert w.state.bytes_beside(one, stage.peer_id) == num_bytes
+            stage.num_expected += 1
+            began_s = asyncio.get_running_loop().time()
+            stage.expect_report(stage.num_run + 1, began_s)
+            one._state.tick(stage.deadline.due_s)
+            assert stage in one._state.stages
+            assert stage.deadline.due_s == pytest.approx(began_s + stage.timeout_s() + num_bytes / SLOWEST_BYTES_PER_S)
+            beside.num_expected, stage.num_expected = beside.num_run, stage.num_run
+
+    run(scenario())
+
+
 def test_session_timeout_does_not_grow_when_a_server_answers_just_in_time() -> None:
     async def scenario() -> None:
         async with world() as w, w.session(Trace(model=MODEL)) as session:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -34,7 +35,9 @@ from swarm.serving.session.session_actions import (
     UpdateLink,
 )
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES, OPEN_S, SessionState
+from swarm.serving.session.silence import MAX_ANSWER_S, QUIET_S
 from swarm.serving.session.stage import FLOOR_S, Stage, StepReport
+from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.session_frames import SampledToken
 
@@ -183,6 +186,30 @@ def test_state_feeds_a_stalled_stage_once_more_and_then_gives_it_up() -> None:
     world.ask(first)
     assert FLOOR_S < world.now_s - since_s < FLOOR_S + 1
     assert len(world.repaired) == 2
+
+
+def test_state_gives_a_server_up_that_falls_silent_during_a_prompt_before_its_step_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarm.serving.session.pipeline.BULK_BYTES", 10 * ROW_BYTES)
+    monkeypatch.setattr("swarm.serving.session.stage.FLOOR_S", 60.0)
+    world = toy()
+    first, since_s = world.ask([0]), world.now_s
+    served_by(world, 1).stalled_until_s = 1e9
+    world.ask([*first, *range(20)])
+    assert MAX_ANSWER_S < world.now_s - since_s < MAX_ANSWER_S + 2 * QUIET_S
+    assert len(world.repaired) == 2
+
+
+def test_state_lets_a_step_wait_once_for_the_rows_of_other_sessions() -> None:
+    state = ring(bytes_beside={"s0": int(10 * SLOWEST_BYTES_PER_S)}.__getitem__)
+    first, due_s = state.stages[0], state.stages[0].deadline.due_s
+    state.tick(due_s)
+    assert first.deadline.due_s == due_s + 10
+    state.tick(due_s + 9)
+    assert first in state.stages
+    state.tick(due_s + 10)
+    assert first not in state.stages
 
 
 def test_state_avoids_a_cut_link_and_tries_it_again_later() -> None:
@@ -357,10 +384,10 @@ def test_rows_are_dropped_and_accuse_no_server_when_two_servers_failed_at_them(f
         assert [state.pipeline.buffers[block].length for block in range(3)] == [4, 0, 0]
 
 
-def ring(ahead: int = 8) -> SessionState:
+def ring(ahead: int = 8, bytes_beside: Callable[[str], int] = lambda _peer_id: 0) -> SessionState:
     """Return a state with three open stages and a request of four tokens in flight."""
     world = ToyWorld(3, num_blocks=3, spans=[(0, 1), (1, 2), (2, 3)])
-    state = SessionState(3, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=8)
+    state = SessionState(3, lambda _: ReplayBuffer(ROW_BYTES), max_step_tokens=8, bytes_beside=bytes_beside)
     (find,) = state.ask(b"".join(map(token_row, range(4))), 0.0, ahead=ahead)
     assert isinstance(find, FindServers)
     fresh = [world.new_stage(f"s{i}", i, i + 1) for i in range(3)]

@@ -38,7 +38,7 @@ def test_single_view_waits_for_the_files_of_runs_for_a_short_time(
 ) -> None:
     @asynccontextmanager
     async def visiting(_config: Config) -> AsyncIterator[Any]:
-        yield SimpleNamespace(peer_paths=None), None
+        yield SimpleNamespace(traffic=SimpleNamespace(peer_paths=None)), None
 
     @asynccontextmanager
     async def running_collector(*_arguments: object) -> AsyncIterator[Collector]:

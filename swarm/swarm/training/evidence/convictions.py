@@ -59,7 +59,7 @@ MAX_CERTIFICATES = 64
 MAX_ASKED_FOR_EVIDENCE = 4
 """Members that are asked. Honest members also show their evidence to all that form a group with the liar."""
 MAX_SHOWING = 4
-"""Peers to which all evidence is shown at one time. Anyone may ask for it."""
+"""Peers to which all evidence is shown at one time, over one stream each. Anyone may ask for it."""
 
 
 class Convictions:
@@ -85,7 +85,7 @@ class Convictions:
         self._ignored = NewestItems[str, None](MAX_IGNORED)
         self._checking = asyncio.Lock()
         self._working: set[asyncio.Task[None]] = set()
-        self._num_showing = 0
+        self._showing_to: set[str] = set()
         self._sends = asyncio.Semaphore(MAX_SENDING)
         self.heard = EquivocationWatch(context.network.peer_id, self._convict_soon, self._is_heard)
         """The watch for signed statements of others: two that differ convict their signer."""
@@ -172,19 +172,20 @@ class Convictions:
         for ban in self.bans:
             self._send(ban.data, ban.verdict.peer_id, ban.verdict.step, peers)
 
-    async def answer(self, request: EvidenceRequest, stream: Stream) -> None:
-        """Show the asking peer the evidence that it does not know. Raises PeerRefused if many ask at once."""
+    async def answer(self, peer: str, request: EvidenceRequest, stream: Stream) -> None:
+        """Show `peer` the evidence that it does not know. Raises PeerRefused while it is shown to this peer already, or
+        to many others."""
         if request.run != self._context.run:
             raise PeerViolation("this is about another run")
-        if self._num_showing >= MAX_SHOWING:
-            raise PeerRefused("it is showing its evidence to others now")
-        self._num_showing += 1
+        if peer in self._showing_to or len(self._showing_to) >= MAX_SHOWING:
+            raise PeerRefused("it is showing its evidence to this peer, or to many others, now")
+        self._showing_to.add(peer)
         try:
             async with asyncio.timeout(SHOW_TIMEOUT_S):
                 for ban in self._bans.unknown_to(request.known, self._step):
                     await stream.send(ban.data)
         finally:
-            self._num_showing -= 1
+            self._showing_to.remove(peer)
 
     def close(self) -> None:
         for task in self._working:

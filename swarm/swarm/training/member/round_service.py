@@ -268,9 +268,9 @@ class RoundService:
         await self._convictions.take(request, peer)
         return b""
 
-    async def _on_bans(self, _peer: str, stream: Stream) -> None:
+    async def _on_bans(self, peer: str, stream: Stream) -> None:
         request = EvidenceRequest.from_bytes(await _first(stream))
-        await self._convictions.answer(request, stream)
+        await self._convictions.answer(peer, request, stream)
 
     async def _on_history(self, _peer: str, stream: Stream) -> None:
         async with asyncio.timeout(HISTORY_TIMEOUT_S):

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -22,16 +23,16 @@ from swarm.testing import virtual_time
 from swarm.training.evidence import bans, wrong_interval
 from swarm.training.evidence import convictions as convictions_module
 from swarm.training.evidence.bans import Ban, Verdict
-from swarm.training.evidence.convictions import Convictions
+from swarm.training.evidence.convictions import MAX_SHOWING, Convictions
 from swarm.training.member.round_service import RoundService
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate_history import Proof
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Outcome
-from swarm_protocol.errors import PeerViolation
+from swarm_protocol.errors import PeerRefused, PeerViolation
 from swarm_protocol.identity import Identity
-from swarm_protocol.proof_messages import EVIDENCE_WANTED, Evidence
+from swarm_protocol.proof_messages import EVIDENCE_WANTED, Evidence, EvidenceRequest
 from swarm_protocol.training_messages import Contribution, Group
 
 SENDER = LIARS[0].peer_id
@@ -258,6 +259,42 @@ def test_conviction_is_completed_when_the_attempt_that_found_it_ends() -> None:
     asyncio.run(main())
     assert [ban.verdict.peer_id for ban in told] == [peer]
     assert member.peers == set(store) == {peer}
+
+
+def test_evidence_is_shown_to_others_while_one_peer_holds_several_streams_of_it() -> None:
+    _, data = self_conviction()
+    shown = list[bytes]()
+
+    async def main() -> None:
+        member = convictions(run=RUN)
+        context: Any = member._context
+        context.run = "run"
+        await member.take(data, SENDER, passes_on=False)
+
+        async def stalls(_data: bytes) -> None:
+            await asyncio.sleep(3600.0)
+
+        async def takes(shown_data: bytes) -> None:
+            shown.append(shown_data)
+
+        request = EvidenceRequest(run="run")
+        async with asyncio.TaskGroup() as tasks:
+            stalling: Any = SimpleNamespace(send=stalls)
+            answers = [member.answer("greedy", request, stalling) for _ in range(MAX_SHOWING)]
+            held = [tasks.create_task(refused_or_late(answer)) for answer in answers]
+            await asyncio.sleep(0.0)
+            taking: Any = SimpleNamespace(send=takes)
+            await member.answer("honest", request, taking)
+        assert Counter(task.result() for task in held) == {"PeerRefused": MAX_SHOWING - 1, "TimeoutError": 1}
+
+    virtual_time.run(main())
+    assert shown == [data]
+
+
+async def refused_or_late(answering: Coroutine[Any, Any, None]) -> str:
+    with pytest.raises((PeerRefused, TimeoutError)) as caught:
+        await answering
+    return type(caught.value).__name__
 
 
 def test_evidence_reaches_all_members_over_a_slow_uplink() -> None:

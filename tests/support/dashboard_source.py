@@ -23,7 +23,7 @@ class ExampleSource:
     def overview(self) -> Overview:
         return self.shown
 
-    def model(self, name: str) -> ModelDetail | None:
+    async def model(self, name: str) -> ModelDetail | None:
         return self.model_details.get(name)
 
     async def run(self, run_id: str) -> RunDetail | None:

@@ -103,7 +103,7 @@ class Api:
 
     async def model(self, name: Name) -> Response:
         """Return one model: its servers, its replicas per block, and the chains that a new session would use."""
-        if (found := self._source.model(name)) is None:
+        if (found := await self._source.model(name)) is None:
             raise _unknown("model", name, "/api/v1/overview lists the served models")
         return _json(found)
 

@@ -237,7 +237,7 @@ class Collector:
     def overview(self) -> Overview:
         return self._overview
 
-    def model(self, name: str) -> ModelDetail | None:
+    async def model(self, name: str) -> ModelDetail | None:
         return self._views.models.get(name)
 
     def nodes(self) -> tuple[NodeView, ...]:

@@ -237,7 +237,7 @@ class _Pages:
         }
 
     async def model(self, request: Request) -> Content:
-        detail = self._source.model(_name(request))
+        detail = await self._source.model(_name(request))
         if detail is None:
             return None
         return "model.html", {

@@ -217,9 +217,8 @@ class TopApp(App[None]):
 
     async def _detail(self, tab: str, chosen: str) -> Text:
         try:
-            found: Any = self._source.model(chosen) if tab == "models" else None
-            if tab != "models":
-                found = await (self._source.run(chosen) if tab == "runs" else self._source.node(chosen))
+            ask = {"models": self._source.model, "runs": self._source.run, "nodes": self._source.node}[tab]
+            found: Any = await ask(chosen)
             return DETAILS[tab](found, self._width) if found else Text("no details are known", "dim")
         except SwarmError as error:
             return Text(clean(error.message, 300), "red")

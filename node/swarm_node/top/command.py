@@ -47,9 +47,7 @@ def run(flags: Flags) -> int:
 
 
 async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:
-    with_models = not (is_live or emitter.json)
-    direct = _direct(config, with_files=not is_live)
-    async with _remote(config.url, with_models=with_models) if config.url else direct as source:
+    async with _remote(config.url) if config.url else _direct(config, with_files=not is_live) as source:
         if is_live:
             # imported late: textual takes half a second, and only the live view needs it
             from swarm_node.top.app import TopApp  # noqa: PLC0415
@@ -103,7 +101,7 @@ async def _direct(config: Config, *, with_files: bool) -> AsyncIterator[ViewSour
 
 
 @asynccontextmanager
-async def _remote(url: str, *, with_models: bool) -> AsyncIterator[ViewSource]:
+async def _remote(url: str) -> AsyncIterator[ViewSource]:
     import httpx  # noqa: PLC0415
 
     from swarm_node.top.remote import DashboardClient  # noqa: PLC0415
@@ -111,10 +109,6 @@ async def _remote(url: str, *, with_models: bool) -> AsyncIterator[ViewSource]:
     async with httpx.AsyncClient(headers={"User-Agent": "swarm-node"}) as client:
         remote = DashboardClient(client, url)
         await remote.start()
-        if with_models:
-            for model in remote.overview().models[:MAX_DETAILS]:
-                remote.model(model.name)
-            await remote.fetch()
         following = asyncio.create_task(remote.follow(), name="follow the dashboard")
         try:
             yield remote
@@ -134,7 +128,7 @@ async def snapshot_text(source: ViewSource, width: int) -> str:
     swarm = f"network {clean(view.network_id, 64)} · version {clean(view.version, 32)}"
     parts = [f"{swarm} · as of {moment(view.at)}{stale}", rendering.overview(view, width).plain]
     for model in view.models[:MAX_DETAILS]:
-        if (model_detail := source.model(model.name)) is not None:
+        if (model_detail := await source.model(model.name)) is not None:
             parts.append(rendering.model(model_detail, width).plain)
     for run in view.runs[:MAX_DETAILS]:
         if (run_detail := await source.run(run.run)) is not None:

@@ -11,7 +11,6 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -39,8 +38,8 @@ _REASONS: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], 
 
 
 class DashboardClient:
-    """A `dashboard.views.ViewSource` over HTTP. Models and nodes are requested when they are shown, and arrive
-    later."""
+    """A `dashboard.views.ViewSource` over HTTP. The list of nodes is fetched after each overview, if it was shown
+    since the last fetch."""
 
     def __init__(self, client: httpx.AsyncClient, url: str) -> None:
         """The caller closes `client`. `url` is the dashboard's, without `/api/v1`."""
@@ -49,11 +48,8 @@ class DashboardClient:
         self._overview: Overview | None = None
         self._lost = ""
         self._changed = asyncio.Event()
-        self._wanted = asyncio.Event()
-        self._asked: set[str] = set()  # names of models; "" means the nodes
-        self._had_at: dict[str, float] = {}  # time of the overview at which each was last requested
-        self._models: dict[str, ModelDetail | None] = {}
         self._nodes: tuple[NodeView, ...] = ()
+        self._shows_nodes = True  # so that the first list is there before it is shown
 
     async def start(self) -> None:
         """Fetch the first overview. Raises PeerError if there is no dashboard."""
@@ -65,13 +61,12 @@ class DashboardClient:
     async def follow(self) -> None:
         """Keep the views fresh until cancelled. Call `start` first."""
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
-                    await self._wanted.wait()
-            self._wanted.clear()
+            await asyncio.sleep(POLL_S)
             try:
                 await self.start()
-                await self.fetch()
+                if self._shows_nodes:
+                    self._nodes = await self._get(f"nodes?limit={PAGE_NODES}", tuple[NodeView, ...]) or ()
+                    self._shows_nodes = False
                 self._lost = ""
             except PeerError as error:
                 self._lost = f"connection lost: {error.message}"
@@ -82,12 +77,12 @@ class DashboardClient:
         assert self._overview is not None, "start comes first"
         return self._overview.model_copy(update={"stale": self._lost}) if self._lost else self._overview
 
-    def model(self, name: str) -> ModelDetail | None:
-        self._ask(name)
-        return self._models.get(name)
+    async def model(self, name: str) -> ModelDetail | None:
+        """Fetch one model. Raises PeerError."""
+        return await self._get(f"models/{_quoted(name)}", ModelDetail)
 
     def nodes(self) -> tuple[NodeView, ...]:
-        self._ask("")
+        self._shows_nodes = True
         return self._nodes
 
     async def run(self, run_id: str) -> RunDetail | None:
@@ -104,22 +99,6 @@ class DashboardClient:
 
     async def wait_changed(self) -> None:
         await self._changed.wait()
-
-    async def fetch(self) -> None:
-        """Fetch everything that was requested. Raises PeerError."""
-        asked, self._asked = self._asked, set()
-        for name in asked:
-            assert self._overview is not None
-            self._had_at[name] = self._overview.at
-            if name:
-                self._models[name] = await self._get(f"models/{_quoted(name)}", ModelDetail)
-            else:
-                self._nodes = await self._get(f"nodes?limit={PAGE_NODES}", tuple[NodeView, ...]) or ()
-
-    def _ask(self, name: str) -> None:
-        if self._overview is not None and self._had_at.get(name) != self._overview.at:
-            self._asked.add(name)
-            self._wanted.set()
 
     async def _get(self, path: str, kind: type[T]) -> T | None:
         """Fetch a view, or return None if the dashboard does not know it."""

@@ -96,8 +96,8 @@ def test_api_returns_the_views_unchanged(source: ExampleSource) -> None:
     kinds = (Overview, ModelDetail, ModelDetail, RunDetail, NodeDetail, Series)
     wanted = (
         source.overview(),
-        source.model(model),
-        source.model(model),
+        source.model_details[model],
+        source.model_details[model],
         source.run_details[run],
         source.node_details[peer],
         source.all_series[series],

@@ -250,7 +250,7 @@ async def test_nodes_of_one_name_are_distinguished_also_from_those_that_are_gone
     await found.looks(2)
     both = {f"vm …{first[-8:]}", f"vm …{second[-8:]}"}
     assert {node.name for node in found.collector.nodes()} == {"birch", *both}
-    model = found.collector.model("tiny")
+    model = await found.collector.model("tiny")
     assert model is not None
     assert {server.name for server in model.servers} == both
     assert {span.name for chain in model.chains for span in chain.spans} == both
@@ -297,7 +297,7 @@ async def test_model_is_incomplete_then_thin_then_whole(found: World) -> None:
     model = the_model(found)
     assert (model.health, model.missing, model.weakest_replicas) == ("incomplete", ((2, 4),), 0)
     assert model.words == "It cannot answer: nobody serves blocks 2:4 of 4; 1 server is loading some of them."
-    detail = found.collector.model("tiny")
+    detail = await found.collector.model("tiny")
     assert detail is not None
     assert detail.chains == ()
 
@@ -326,7 +326,7 @@ async def test_model_shows_chains_replicas_and_speed(found: World) -> None:
     await found.join("birch", serve_record(0, 2, decode_ms_per_block=9.0, tokens_per_s=4.0, relayed=True))
     await found.join("cedar", serve_record(2, 4, decode_ms_per_block=9.0, tokens_per_s=4.0, next_start=0, next_end=2))
     await asyncio.sleep(5)
-    detail = found.collector.model("tiny")
+    detail = await found.collector.model("tiny")
     assert detail is not None
     assert detail.replicas == (2, 2, 2, 2)
     assert [[span.name for span in chain.spans] for chain in detail.chains] == [["alder"], ["birch", "cedar"]]

@@ -59,10 +59,9 @@ def test_real_dashboard_is_read_and_its_changes_arrive() -> None:
         async with dashboard(source) as url, following(f"{url}/") as remote:
             assert remote.overview() == source.overview()
             name = remote.overview().models[0].name
-            assert remote.model(name) is None, "it was not requested yet"
+            assert await remote.model(name) == await source.model(name)
             assert remote.nodes() == ()
-            await until(remote, lambda: remote.model(name) is not None and len(remote.nodes()) == 8)
-            assert remote.model(name) == source.model(name)
+            await until(remote, lambda: len(remote.nodes()) == 8)
             assert remote.nodes() == source.nodes()
             run = remote.overview().runs[0].run
             assert await remote.run(run) == await source.run(run)

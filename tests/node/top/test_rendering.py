@@ -104,7 +104,7 @@ def test_whole_screen_keeps_to_its_width_and_has_no_terminal_codes(num_nodes: in
     lines = rendering.overview(source.overview(), width).plain.splitlines()
     del lines[lines.index("JOIN WITH") + 1]  # the command is whole: a terminal folds it
     for model in source.overview().models:
-        detail = source.model(model.name)
+        detail = asyncio.run(source.model(model.name))
         assert detail is not None
         lines += rendering.model(detail, width).plain.splitlines()
     for found in source.nodes()[:12]:

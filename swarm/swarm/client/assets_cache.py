@@ -19,6 +19,7 @@ from swarm.network.interface import Network
 from swarm.newest_items import NewestItems
 from swarm.serving.manifest.verification import complaint_about
 from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.session import DIAL_S
 from swarm.serving.tokenizer.model_assets import (
     ModelAssets,
     TokenizerLimits,
@@ -107,7 +108,13 @@ class AssetsCache:
     ) -> ModelAssets:
         failure: SwarmError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
         num_bad = 0
-        for peer_id in self._by_trust(model, revision, peer_ids):
+        asked, silent = self._by_trust(model, revision, peer_ids), set[str]()
+        for peer_id in asked:  # grows
+            if peer_id not in silent and await self._health.silent([peer_id], timeout_s=DIAL_S):
+                # it may be gone, or only slow to reach: it is asked after all others
+                silent.add(peer_id)
+                asked.append(peer_id)
+                continue
             try:
                 files = await fetch_files(self._network, model, revision, peer_id)
                 if published is not None:

@@ -27,11 +27,13 @@ from support.leaks import no_leaks
 from support.tokenizer_here import TokenizerHere
 from swarm.client.assets_cache import MAX_BAD_FILES
 from swarm.client.request import Prompt, check_prompt_ids, checked, encode
+from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import ServerOptions
+from swarm.serving.session.session import DIAL_S
 from swarm.serving.tokenizer.model_assets import ModelAssets, fetch_files, open_assets
 from swarm.testing import virtual_time
 from swarm_protocol import limits
@@ -430,6 +432,31 @@ def test_files_are_fetched_from_another_server_when_one_fails(boxes: Any, llama_
             first = min(box.servers)
             box.internet.crash(first)
             assert await box.tokens() == box.expected()
+
+    virtual_time.run(scenario())
+
+
+def test_files_are_soon_fetched_from_another_server_when_the_first_is_gone(boxes: Any, llama_dir: Path) -> None:
+    """A server that was cut off stays listed for a minute, and a call to it ends only after its time-out."""
+
+    async def scenario() -> float:
+        async with boxes(llama_dir, [*HALVES, *HALVES], detection_s=600.0) as box:
+            box.internet.crash(min(box.servers))
+            since_s = asyncio.get_running_loop().time()
+            await box.kit()
+            return asyncio.get_running_loop().time() - since_s
+
+    assert DIAL_S <= virtual_time.run(scenario()) < DIAL_S + 1.0
+
+
+def test_files_are_fetched_from_a_server_that_is_slow_to_answer_if_there_is_no_other(
+    boxes: Any, llama_dir: Path
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            [server] = box.servers
+            box.internet.link(box.network.peer_id, server, LinkModel(latency_s=DIAL_S))
+            assert await box.kit()
 
     virtual_time.run(scenario())
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from support.training_swarm import AUTHOR, Swarm, assert_equal_steps, certificate_of, config, interval_cost
@@ -16,12 +17,15 @@ from swarm.testing import virtual_time
 from swarm.training.outside.observer import Observer
 from swarm.training.outside.resume import RunSurvey, deliver, sign_survey, survey
 from swarm.training.run.methods import Methods
+from swarm.training.state.ancestry import Anchor, links_from
 from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.endorsement import (
     EndorsementFile,
     Endorsements,
     read_endorsement,
 )
+from swarm.training.state.proof_reader import ProofReader
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateEndorsed, StateFetched
 from swarm_protocol.commit_messages import Endorsement, Outcome
 from swarm_protocol.envelope import unverified
@@ -172,6 +176,42 @@ def test_observer_and_export_ignore_fresh_keys_when_the_run_is_endorsed(copies_d
             assert set(found.holders) <= honest
 
     virtual_time.run(main(), compute_s=interval_cost)
+
+
+def certified(voters: Sequence[Identity], named: Sequence[Identity] = ()) -> Proof:
+    """Return the proof of the state of ENDORSEMENT that votes of `voters` make. With `named`, these are the roster:
+    they have no vote, as their probation ends, and the voters leave."""
+    signers = [RunSignatures(identity=each, network_id="test", run="run") for each in voters]
+    works = {"num_tokens": 1, "num_samples": 1}
+    members = [Contribution(peer_id=each.peer_id, **works, leaving=bool(named)) for each in voters]
+    members += [Contribution(peer_id=each.peer_id, **works, steps_left=1) for each in named]
+    group = Group(
+        run="run",
+        step=ENDORSEMENT.outer_step,
+        attempt=0,
+        state_digest=b"f" * 32,
+        members=tuple(sorted(members, key=lambda each: each.peer_id)),
+        part_values=(1,) * len(members),
+        reduce_s=1.0,
+        vote_s=1.0,
+    )
+    signed, parts = signers[0].sign_group(group, NOW), (bytes(32),) * len(members)
+    outcome = Outcome(origin_digest=signed.digest, part_digests=parts, state_digest=ENDORSEMENT.state_digest)
+    return signers[0].check_certificate(certificate_of(signed, outcome, signers), NOW)
+
+
+def test_strangers_that_certify_the_endorsed_state_of_its_step_are_not_followed() -> None:
+    members, strangers = ([Identity(f"{who}{number}".encode().ljust(32)) for number in range(3)] for who in "ms")
+    roster = tuple(sorted(each.peer_id for each in members))
+    anchor, no_reader = Anchor.at(replace(ENDORSEMENT, roster=roster)), cast(ProofReader, None)
+
+    def links(proof: Proof) -> tuple[Proof, ...] | None:
+        return asyncio.run(links_from(no_reader, strangers[0].peer_id, proof, anchor))
+
+    assert links(certified(members)) == ()
+    assert links(certified(strangers)) is None
+    assert certified(strangers, members).roster == roster
+    assert links(certified(strangers, members)) is None, "the members have not voted"
 
 
 def test_observer_that_believed_fresh_keys_follows_the_endorsed_history() -> None:

@@ -172,7 +172,8 @@ class AnswerSlots:
         if self.num_running + num > self._capacity + (self._capacity // 4 if has_few else 0):
             raise HttpError(
                 429,
-                f"the gateway runs at most {self._capacity} answers at once, and {self.num_running} run now",
+                f"the gateway runs at most {self._capacity} answers at once, a few more for callers with few, and "
+                f"{self.num_running} run now",
                 code="rate_limit_exceeded",
                 retry_after_s=http_limits.RETRY_AFTER_S,
             )

@@ -163,7 +163,8 @@ class DashboardRole(NodeRole):
     async def run(self, node: Node) -> None:
         async with daemon_collector(node) as collector:
             app = create_dashboard(collector, checkpoints=checkpoints(node.config))
-            async with serving(checked(app, node.config), self._listener) as url:
+            config = node.config
+            async with serving(checked(app, config), self._listener, proxies=config.trusted_proxies) as url:
                 node.activity.state = "dashboard"
                 whom = "this machine" if is_local(node.config.host) else "anyone who reaches it"
                 node.steps.done("dashboard", f"pages for {whom}, read-only")

@@ -109,7 +109,10 @@ class GatewayRole(NodeRole):
     async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:
         """Serve until the node leaves. `app` is all that is served, and `dashboard` is its part that shows the
         network."""
-        async with serving(checked(app, node.config), self._listener, grace_s=node.config.drain_s) as url:
+        config = node.config
+        async with serving(
+            checked(app, config), self._listener, proxies=config.trusted_proxies, grace_s=config.drain_s
+        ) as url:
             node.activity.state = "gateway"
             keys = self._options.keys
             whom = "this machine" if is_local(node.config.host) else "anyone who reaches it"

@@ -30,6 +30,7 @@ MAX_HOST_CHARS = 100
 MISDIRECTED = 421
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 # RFC 7239: commas and semicolons inside quotes are not separators
 _ELEMENT = re.compile(r'(?:[^,"]|"[^"]*")+')
@@ -90,7 +91,7 @@ class TrustedProxies:
 
     def __init__(self, app: ASGIApp, trusted: Sequence[str]) -> None:
         self._app = app
-        self._trusted = [ipaddress.ip_network(network) for network in trusted]
+        self._trusted = networks_of(trusted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._trusted and scope.get("client"):
@@ -99,7 +100,7 @@ class TrustedProxies:
         await self._app(scope, receive, send)
 
     def _visitor(self, host: str, headers: Headers) -> str:
-        if not self._is_trusted(_address(host)):
+        if not _is_in(_address(host), self._trusted):
             return host
         chains = [
             [part.strip() for part in ",".join(headers.getlist("x-forwarded-for")).split(",") if part.strip()],
@@ -117,12 +118,19 @@ class TrustedProxies:
             if address is None:
                 return host
             host = str(address)
-            if not self._is_trusted(address):
+            if not _is_in(address, self._trusted):
                 return host
         return host
 
-    def _is_trusted(self, address: Address | None) -> bool:
-        return address is not None and any(address in network for network in self._trusted)
+
+def networks_of(addresses: Sequence[str]) -> list[Network]:
+    return [ipaddress.ip_network(each) for each in addresses]
+
+
+def party_at(host: str, port: int, proxies: Sequence[Network]) -> str:
+    """Return who counts as one party at the other end of a connection. Each connection of a proxy may be of another
+    visitor, so it counts alone."""
+    return f"{host} {port}" if _is_in(_address(host), proxies) else party_of(host)
 
 
 def caller_of(scope: Scope) -> str:
@@ -142,6 +150,10 @@ def party_of(host: str) -> str:
     if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
         return str(ipaddress.ip_network((address, 64), strict=False))
     return str(host)
+
+
+def _is_in(address: Address | None, networks: Sequence[Network]) -> bool:
+    return address is not None and any(address in network for network in networks)
 
 
 def _elements(header: str) -> list[str]:

@@ -8,7 +8,7 @@ swarm. So this module sets the limits that a proxy would set: the number of conn
 has arrived, and the time until a reader takes buffered data. A silent connection therefore holds a socket only for some
 seconds. If there are too many connections, the address that has most loses one: the one that has been silent the
 longest, starting with those that never sent a request, or else its newest. New and returning clients are thus answered,
-however many connections an address holds, silent or not.
+however many connections an address holds, silent or not. Connections of a trusted proxy count as of an address each.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import math
 import resource
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from itertools import chain
 from typing import ClassVar
@@ -33,7 +33,7 @@ from swarm.network.discovery.own_networks import source_addresses
 from swarm_protocol.errors import StartError, reason_of
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from swarm_node.http.addresses import party_of
+from swarm_node.http.addresses import Network, networks_of, party_at
 from swarm_node.http.event_stream import EVENT_STREAM, event
 from swarm_node.http.http_error import HttpError
 
@@ -60,17 +60,22 @@ TELL_S = 1.0
 
 @asynccontextmanager
 async def serving(
-    app: ASGIApp, listener: socket.socket, *, max_connections: int | None = None, grace_s: float = SHUTDOWN_GRACE_S
+    app: ASGIApp,
+    listener: socket.socket,
+    *,
+    max_connections: int | None = None,
+    proxies: Sequence[str] = (),
+    grace_s: float = SHUTDOWN_GRACE_S,
 ) -> AsyncIterator[str]:
     """Serve `app` on `listener` while the context lasts, then close it. Yields the base URL, for other machines if they
-    can reach it.
+    can reach it. `proxies` are the trusted ones, whose connections are of many visitors.
 
     At the end, running responses have `grace_s` to finish. The others are then cut, and their clients are told so.
     """
     host, port = _own_address(listener.getsockname()[0]), listener.getsockname()[1]
     config = uvicorn.Config(
         CutAnswers(app),
-        http=bounded_protocol(max_connections or default_max_connections()),
+        http=bounded_protocol(max_connections or default_max_connections(), networks_of(proxies)),
         ws="none",  # so middlewares get nothing but HTTP requests
         lifespan="off",
         log_config=None,
@@ -216,11 +221,13 @@ def default_max_connections() -> int:
     return max(16, min(MAX_CONNECTIONS, allowed // 2))
 
 
-def bounded_protocol(max_open: int) -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP/1.1 protocol class for one server with at most `max_open` connections."""
+def bounded_protocol(max_open: int, trusted: Sequence[Network]) -> type[asyncio.Protocol]:
+    """Return uvicorn's HTTP/1.1 protocol class for one server with at most `max_open` connections and these `trusted`
+    proxies."""
 
     class OneServersHttp(BoundedHttp):
         capacity = max_open
+        proxies = trusted
         unheard: ClassVar[dict[BoundedHttp, None]] = {}
         idle: ClassVar[dict[BoundedHttp, None]] = {}
         busy: ClassVar[dict[BoundedHttp, None]] = {}
@@ -236,6 +243,7 @@ class BoundedHttp(H11Protocol):
     """
 
     capacity: ClassVar[int]
+    proxies: ClassVar[Sequence[Network]]
     unheard: ClassVar[dict[BoundedHttp, None]]
     idle: ClassVar[dict[BoundedHttp, None]]
     busy: ClassVar[dict[BoundedHttp, None]]
@@ -245,7 +253,7 @@ class BoundedHttp(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.party = party_of(self.client[0] if self.client else "")
+        self.party = party_at(*(self.client or ("", 0)), self.proxies)
         self._begin_silence()
         if len(self.connections) > self.capacity:
             surplus = self._surplus()

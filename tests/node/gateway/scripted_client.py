@@ -163,6 +163,7 @@ def converse(
     options: GatewayOptions | None = None,
     *,
     max_connections: int = 100,
+    proxies: Sequence[str] = (),
     within_s: float = 30,
 ) -> None:
     """Run `conversation(openai)` against a gateway over `client`, and check that nothing is left afterwards."""
@@ -172,7 +173,7 @@ def converse(
             app = create_app(client, options)
             async with (
                 asyncio.timeout(within_s),
-                serving(app, listen("127.0.0.1", 0), max_connections=max_connections) as url,
+                serving(app, listen("127.0.0.1", 0), max_connections=max_connections, proxies=proxies) as url,
                 openai_client(url, timeout_s=60) as openai,
             ):
                 await conversation(openai)

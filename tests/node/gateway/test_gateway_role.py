@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,7 +152,10 @@ def test_running_answers_get_the_grace_period_when_the_node_leaves(monkeypatch: 
     gateway, graces_s = GatewayRole(config), list[float]()
 
     @asynccontextmanager
-    async def serving(_app: ASGIApp, listener: socket.socket, *, grace_s: float) -> AsyncIterator[str]:
+    async def serving(
+        _app: ASGIApp, listener: socket.socket, *, proxies: Sequence[str], grace_s: float
+    ) -> AsyncIterator[str]:
+        assert not proxies
         graces_s.append(grace_s)
         yield "http://127.0.0.1"
         listener.close()

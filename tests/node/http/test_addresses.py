@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,8 @@ from swarm_node.dashboard import app
 from swarm_node.dashboard.app import DashboardRole
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.role import GatewayRole
-from swarm_node.http.addresses import KnownHosts, TrustedProxies
+from swarm_node.http import addresses, server
+from swarm_node.http.addresses import KnownHosts, Network, TrustedProxies
 from swarm_node.http.rate_limit import Rates
 from swarm_node.http.server import listen, serving
 from swarm_node.metrics.exporter import serving_metrics
@@ -202,6 +203,13 @@ def test_gateways_and_dashboards_check_names_and_addresses(
     config = resolve({"trusted_proxies": ["127.0.0.1"], "port": "0"}, env={}, file=None)
     monkeypatch.setattr(app, "daemon_collector", no_collector)
     monkeypatch.setattr(app, "create_dashboard", lambda *_, **__: Echo())
+    parties = list[str]()
+
+    def party_at(host: str, port: int, proxies: Sequence[Network]) -> str:
+        parties.append(addresses.party_at(host, port, proxies))
+        return parties[-1]
+
+    monkeypatch.setattr(server, "party_at", party_at)
 
     async def main() -> None:
         urls = asyncio.Queue[str]()
@@ -219,6 +227,7 @@ def test_gateways_and_dashboards_check_names_and_addresses(
             async with httpx.AsyncClient() as client:
                 assert (await client.get(url, headers={X: "198.51.100.1"})).text == "198.51.100.1"
                 assert (await client.get(url, headers={"host": "evil.example"})).status_code == 421
+                assert parties[0] != addresses.party_of("127.0.0.1"), "each connection of a proxy counts alone"
             node.shutdown.request("enough")
 
     asyncio.run(main())

@@ -69,6 +69,16 @@ def test_address_with_many_connections_costs_other_addresses_none(said: bytes) -
     converse(ScriptedClient(), conversation, max_connections=20)
 
 
+def test_stranger_with_many_connections_costs_a_trusted_proxy_none_in_use() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        said = HEAD + b"content-length: 9\r\n\r\n"
+        async with _connections(openai, 12, said) as proxied, _connections(openai, 20, said, "127.0.0.2") as greedy:
+            await _until_closed(greedy, 12)
+            assert await _num_closed(proxied) == 0
+
+    converse(ScriptedClient(), conversation, max_connections=20, proxies=["127.0.0.1"])
+
+
 @pytest.mark.parametrize("said", [b"", b"G", HEAD])
 def test_connection_without_a_whole_head_is_closed_in_time(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
     monkeypatch.setattr(server, "HTTP_HEAD_TIMEOUT_S", 0.1)

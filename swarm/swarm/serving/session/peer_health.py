@@ -265,7 +265,8 @@ class PeerHealth:
         """Avoid the peer, with a backoff that doubles with each failure in a row. A leaving peer is avoided until it
         has left.
 
-        Failures of an avoided peer do not double it: they are mostly of requests that began before it failed.
+        Failures of an avoided peer neither double nor shorten it: they are mostly of requests that began before it
+        failed.
         """
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
@@ -278,7 +279,8 @@ class PeerHealth:
         elif isinstance(error, PeerRefused):
             backoff_s, rest_s = LEAVING_BACKOFF_S, LEAVING_REST_S
         failures.last_s = now_s
-        failures.avoid_until_s, failures.rest_until_s = now_s + backoff_s, now_s + rest_s
+        failures.avoid_until_s = max(failures.avoid_until_s, now_s + backoff_s)
+        failures.rest_until_s = max(failures.rest_until_s, now_s + rest_s)
         self._failures[peer_id] = failures
 
 

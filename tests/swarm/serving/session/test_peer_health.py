@@ -96,6 +96,16 @@ def test_peer_that_failed_thousands_of_times_is_avoided_for_the_bound() -> None:
     run(scenario)
 
 
+def test_peer_that_broke_the_protocol_stays_barred_when_its_other_sessions_are_lost() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        health.failed("a", PeerViolation("lied"))
+        health.failed("a", PeerUnreachable("the connection is closed"))
+        await asyncio.sleep(VIOLATION_BACKOFF_S - 1)
+        assert "a" in health.barred & health.avoid
+
+    run(scenario)
+
+
 def test_sessions_that_lose_one_server_together_count_as_one_failure() -> None:
     async def scenario(health: PeerHealth) -> None:
         for _ in range(16):

@@ -125,11 +125,10 @@ def export(flags: Flags) -> int:
         from swarm_node.commands.models import publication_name  # noqa: PLC0415 - which other commands do not need
 
         publication_name(name, "--publish")
-    identity = signing_identity(flags) if name else None
-    from swarm_node.commands.run_export import Publication, export_run  # noqa: PLC0415
+    publisher, emitter = signing_identity(flags) if name else None, Emitter(json=flags.json)
+    from swarm_node.commands.run_export import export_run  # noqa: PLC0415
 
-    publication = None if identity is None else Publication(name=name, identity=identity)
-    return export_run(which, outer_step, out, config, Emitter(json=flags.json), publication, checkpoints=checkpoints)
+    return export_run(which, outer_step, out, config, emitter, name=name, publisher=publisher, checkpoints=checkpoints)
 
 
 def _starting_from(config: RunConfig, checkpoint: str, home: Path, emitter: Emitter) -> RunConfig:

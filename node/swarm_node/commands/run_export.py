@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.network.interface import Network
@@ -45,31 +44,24 @@ NUM_TRIES = 3
 MAX_TOLD_STEPS = 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Publication:
-    """The name under which to publish an exported model, and the key that signs it."""
-
-    name: str
-    identity: Identity
-
-
 def export_run(
     which: Path | RunId,
     outer_step: int | None,
     place: Path | None,
     config: Config,
     emitter: Emitter,
-    publication: Publication | None = None,
     *,
-    checkpoints: Path | None = None,
+    name: str,
+    publisher: Identity | None,
+    checkpoints: Path | None,
 ) -> int:
     """Export a run's state.
 
     `which` is the run's file or id. The state comes from the directory `checkpoints` (one checkpoint, or a directory of
     one run's checkpoints), else from the members found through the peers of `config`, or without peers from its home.
     The state is that of `outer_step`, or the newest one. It is written to `place`, or to a new directory in the current
-    one, and is published if `publication` is given. Raises ConfigError for a state that does not exist, IntegrityError,
-    StartError, PeerTimeout or RoundError.
+    one, and is published under `name` if the `publisher` that signs it is given. Raises ConfigError for a state that
+    does not exist, IntegrityError, StartError, PeerTimeout or RoundError.
     """
     diagnostics.begin_work()
     if config.peers and checkpoints is None:
@@ -80,9 +72,9 @@ def export_run(
     export_hf(state.theta_N, run.config, place, tokenizer=config.tokenizer)
     digest = state.digest.hex()
     emitter.emit("exported", run=run.run_id, path=str(place), outer_step=state.outer_step, digest=digest)
-    if publication is not None:
+    if publisher is not None:
         origin = f"run {run.run_id}, outer step {state.outer_step}"
-        publish_directory(place, publication.name, publication.identity, origin=origin, emitter=emitter)
+        publish_directory(place, name, publisher, origin=origin, emitter=emitter)
     return 0
 
 

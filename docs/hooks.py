@@ -112,9 +112,9 @@ def commands_page() -> str:
     for name, command in _commands(typer.main.get_command(cli.app)):
         arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
         options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
-        words = " ".join(["swarm-node", name, *(f"[{argument.metavar}]" for argument in arguments), "[OPTIONS]"])
+        words = " ".join(["swarm-node", name, *(argument.metavar for argument in arguments), "[OPTIONS]"])
         parts += [f"\n## {name}\n", f"{command.help}\n", f"```text\n{words}\n```\n"]
-        parts += [f"`{argument.metavar}`: {argument.help}\n" for argument in arguments]
+        parts += [f"`{argument.metavar.strip('[]')}`: {argument.help}\n" for argument in arguments]
         parts += ["| option | value | meaning |", "|---|---|---|"]
         parts += [
             _row(_flags(option), f"`{option.metavar}`" if option.metavar else "", option.help) for option in options

@@ -86,8 +86,18 @@ def test_help_of_join_names_the_work_before_the_details_of_the_network(capsys: p
 def test_help_does_not_call_a_model_s_name_a_path(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([*command.split(), "--help"]) == 0
     text = capsys.readouterr().out
-    assert "MODEL" in text
-    assert "<path>" not in text
+    assert "  MODEL  " in text
+    assert "<" not in text
+
+
+@pytest.mark.parametrize(
+    ("command", "argument"), [("chat", "MODEL"), ("invite revoke", "SERIAL"), ("run watch", "[PATH]")]
+)
+def test_usage_has_brackets_around_optional_arguments_only(
+    command: str, argument: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([*command.split(), "--help"]) == 0
+    assert f"Usage: swarm-node {command} [OPTIONS] {argument}\n" in capsys.readouterr().out
 
 
 def test_run_keeps_the_libraries_that_any_command_may_import_from_the_terminal(tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ AT_HOME = ("text_at_home", "blocks_at_home")
 ADDR = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooW…"
 
 # options that several commands share
-RUN = {"PATH": "The signed run file, or the run's id (default: run.toml)."}
-RUN_FILE = {"PATH": "The signed run file (default: run.toml)."}
+RUN = {"[PATH]": "The signed run file, or the run's id (default: run.toml)."}
+RUN_FILE = {"[PATH]": "The signed run file (default: run.toml)."}
 SIGNER = {"--identity FILE": "Sign with this key instead of the one in the home."}
 EXPIRES = {"--expires TIME": "Validity, such as 30d, 12h or 90m; at most 366d (default: 30d)."}
 NEW_FILE = {"--out FILE": "Write to a new file that only you can read, instead of stdout (with --json: stderr)."}
@@ -50,7 +50,7 @@ COMMANDS = (
         settings=HERE,
         example="swarm-node run init story.toml",
         options={
-            "PATH": "The new run file (default: run.toml).",
+            "[PATH]": "The new run file (default: run.toml).",
             "--start START": "Start from this checkpoint: a Hugging Face model directory, or OWNER/NAME[@REVISION].",
         },
     ),
@@ -61,7 +61,7 @@ COMMANDS = (
         settings=(*HERE, *DATA),
         example="swarm-node run sign story.toml",
         options={
-            "PATH": "The run file (default: run.toml).",
+            "[PATH]": "The run file (default: run.toml).",
             **SIGNER,
             "--pin": "Pin a hub data set by the digest of its tokens as well as its commit. This downloads and "
             "tokenizes the data set now.",
@@ -74,7 +74,7 @@ COMMANDS = (
         code="swarm_node.commands.run:show",
         settings=(),
         example="swarm-node run show story.toml",
-        options={"PATH": "The run file (default: run.toml)."},
+        options={"[PATH]": "The run file (default: run.toml)."},
     ),
     Command(
         name="run watch",

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
+from typer.core import TyperArgument, TyperCommand
 
 from swarm_node.settings import config_sources
 from swarm_node.settings.config import SETTINGS, Config, UsageError, Value, default_text
@@ -98,6 +99,25 @@ class Flags:
         return config_sources.resolve_home(self.values)
 
 
+class _HelpfulCommand(TyperCommand):
+    """Shows arguments as the list of commands names them. They are hidden from typer's own help, which would add the
+    names of its types and take all for optional."""
+
+    @property
+    def arguments(self) -> list[tuple[str, str]]:
+        """The name of each argument, in brackets if it is optional, and its help text."""
+        return [(str(each.metavar), str(each.help)) for each in self.params if isinstance(each, TyperArgument)]
+
+    def collect_usage_pieces(self, _ctx: Any) -> list[str]:
+        return ["[OPTIONS]", *(name for name, _ in self.arguments)]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        if self.arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(self.arguments)
+        super().format_options(ctx, formatter)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One command: its line in the help, its code (`module:function`, imported when it runs) and its options.
@@ -105,8 +125,8 @@ class Command:
     `settings` names the settings that the command takes, and `about` has the help texts of those that mean something
     else here. `options` maps its other options to their help texts: `--yes`
     is a switch, `--out DIR` and `--identity FILE` are paths, `--step STEP` is text, and `--serial SERIAL…` may be
-    repeated. `PATH`, `DIR`, `MODEL` and `SERIAL` are positional arguments. A name of two words puts the command into
-    the group of the first word.
+    repeated. `PATH`, `DIR`, `MODEL` and `SERIAL` are positional arguments, and `[PATH]` an optional one. A name of two
+    words puts the command into the group of the first word.
     """
 
     name: str
@@ -139,7 +159,8 @@ class Command:
         callback.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         # without short_help the list of commands cuts the purpose off
-        app.command(self.name.split()[-1], short_help=self.purpose, epilog=f"Example: {self.example}")(callback)
+        epilog = f"Example: {self.example}"
+        app.command(self.name.split()[-1], cls=_HelpfulCommand, short_help=self.purpose, epilog=epilog)(callback)
 
 
 _WITH_VALUE = frozenset("--" + name.replace("_", "-") for name, setting in SETTINGS.items() if setting.metavar)
@@ -188,15 +209,15 @@ def _setting_option(name: str, about: str | None) -> inspect.Parameter:
 
 def _other_option(spec: str, about: str) -> inspect.Parameter:
     flag, _, metavar = spec.partition(" ")
-    name = flag.lstrip("-").replace("-", "_").lower()
-    kind: Any = Path | None if metavar in {"FILE", "DIR"} or flag in {"PATH", "DIR"} else str | None
+    name = flag.strip("-[]").replace("-", "_").lower()
+    kind: Any = Path | None if metavar in {"FILE", "DIR"} or name in {"path", "dir"} else str | None
     if metavar.endswith("…"):
         kind = list[str] | None
     if flag.startswith("--"):
         return _option(
             name, kind if metavar else bool, flag, about, default=None if metavar else False, metavar=metavar
         )
-    argument = typer.Argument(help=about, metavar=flag, show_default=False)
+    argument = typer.Argument(help=about, metavar=flag, hidden=True)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, argument])
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Literal
@@ -46,7 +46,7 @@ from swarm_node.machine import reachability
 from swarm_node.network_visit import LOOPBACK, visiting
 from swarm_node.settings.config import Config
 from swarm_node.storage import remembered_peers
-from swarm_node.storage.home import Home
+from swarm_node.storage.home import Home, remove_empty
 
 _MARKS = {"ok": "✓", "warn": "!", "fail": "✗"}
 
@@ -93,24 +93,14 @@ def run(flags: Flags) -> int:
 
 
 def _findings(config: Config) -> Iterator[Finding]:
-    with _leaving_no_home(Home(config.home)):
+    missing = Home(config.home).missing_folders()
+    try:
         for check in LOCAL_CHECKS:
             yield from check(config)
+    finally:
+        remove_empty(missing)
     interrupts.raise_in_command()
     yield from asyncio.run(check_network(config))
-
-
-@contextmanager
-def _leaving_no_home(home: Home) -> Iterator[None]:
-    """Remove the directories of the home that the block creates, unless they have content."""
-    places = (*reversed(home.path.parents), home.path, home.cache, home.checkpoints, home.log)
-    missing = [place for place in places if not os.path.lexists(place)]
-    try:
-        yield
-    finally:
-        for place in reversed(missing):
-            with suppress(OSError):
-                place.rmdir()
 
 
 def check_versions(_config: Config) -> list[Finding]:

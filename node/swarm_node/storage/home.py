@@ -30,7 +30,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,17 +127,22 @@ class Home:
         self.log = path / "log"
         self._lock = path / "daemon.lock"
 
+    def missing_folders(self) -> list[Path]:
+        """Return the directories that `create` would make, each before the one that it is in."""
+        places = (self.log, self.checkpoints, self.cache, self.path, *self.path.parents)
+        return [place for place in places if not os.path.lexists(place)]
+
     def create(self) -> None:
-        """Make the directories, readable only by their owner. Raises ConfigError."""
-        with explained("use the home directory"):
-            for directory in (self.path, self.cache, self.checkpoints, self.log):
-                directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                try:
-                    with tempfile.TemporaryFile(dir=directory) as probe:
-                        probe.write(b"is there room, and may we write?")
-                except OSError as error:
-                    error.filename = str(directory)  # name the directory instead of the temporary file
-                    raise
+        """Make the directories, readable only by their owner. Raises ConfigError, and then leaves none of them."""
+        missing = self.missing_folders()
+        try:
+            with explained("use the home directory"):
+                for directory in (self.path, self.cache, self.checkpoints, self.log):
+                    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    _check_writable(directory)
+        except (ConfigError, OSError):
+            remove_empty(missing)
+            raise
 
     @property
     def socket(self) -> Path:
@@ -217,6 +222,23 @@ class Home:
             f"a daemon ({who}) is already running in {self.path}",
             remedy=f"choose another --home, or end that daemon: swarm-node stop --home {self.path}",
         )
+
+
+def _check_writable(directory: Path) -> None:
+    """Raise OSError, naming the directory, if no file can be written there."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"is there room, and may we write?")
+    except OSError as error:
+        error.filename = str(directory)
+        raise
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove these directories, each before the one that it is in, unless they have content."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def cannot_look_into(home: Path) -> ConfigError:

@@ -45,6 +45,16 @@ def test_create_in_an_unwritable_place_says_what_to_do(place: str) -> None:
     assert "--home" in error.value.remedy
 
 
+def test_create_on_a_full_disk_says_so_and_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*, dir: Path) -> None:  # noqa: A002 the library's name
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), dir / "probe")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", fail)
+    with pytest.raises(ConfigError, match=rf"cannot use the home directory {tmp_path}/deep/home: no space left"):
+        Home(tmp_path / "deep" / "home").create()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_locked_twice_names_the_daemon_that_holds_it(tmp_path: Path) -> None:
     home = made(tmp_path)
     assert home.owner() is None

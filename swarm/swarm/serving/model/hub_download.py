@@ -119,7 +119,7 @@ def _check_size(model: HubModel, name: str, most: int) -> None:
 
 
 def _look_up(api: HfApi, model_id: str, cache_dir: Path, revision: str) -> HubModel:
-    with _translated_errors(model_id, revision):
+    with _translated_errors(model_id, revision, downloads=False):
         info = api.model_info(model_id, revision=revision, files_metadata=True)
     files = {file.rfilename: file for file in info.siblings or ()}
     commit = str(info.sha)
@@ -279,8 +279,11 @@ def _digest(path: Path) -> str:
 
 
 @contextmanager
-def _translated_errors(model_id: str, revision: str) -> Iterator[None]:
-    """Translate errors of the hub's library and the disk to SwarmErrors with one line."""
+def _translated_errors(model_id: str, revision: str, *, downloads: bool = True) -> Iterator[None]:
+    """Translate errors of the hub's library and the disk to SwarmErrors with one line.
+
+    Without `downloads`, the block only asks the hub.
+    """
     try:
         yield
     except SwarmError:
@@ -299,10 +302,10 @@ def _translated_errors(model_id: str, revision: str) -> Iterator[None]:
     except SafetensorsParsingError as error:
         raise IntegrityError(f"{model_id} has a damaged shard: {one_line(error)}") from error
     except Exception as error:  # the client raises its HTTP library's errors, of which it has had several
-        raise _broken_off(model_id, error) from error
+        raise _broken_off(model_id, error, downloads=downloads) from error
 
 
-def _broken_off(model_id: str, error: Exception) -> ConfigError:
+def _broken_off(model_id: str, error: Exception, *, downloads: bool) -> ConfigError:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return ConfigError(f"the disk is full, {model_id} is not complete", remedy="free some space and try again")
     if isinstance(error, OSError) and error.filename:  # errors of connections name no file
@@ -310,8 +313,9 @@ def _broken_off(model_id: str, error: Exception) -> ConfigError:
             f"cannot keep {model_id} in {error.filename}: {reason_of(error)}",
             remedy="make it writable for this user, or choose another directory with --home",
         )
+    what = f"the download of {model_id} failed" if downloads else f"the hub cannot be asked for {model_id}"
     return ConfigError(
-        f"the download of {model_id} failed: {_ERRNO.sub('', one_line(error))}",
+        f"{what}: {_ERRNO.sub('', one_line(error))}",
         remedy="check the network and HTTPS_PROXY, name a mirror of the hub with HF_ENDPOINT, or give the path of a "
-        "local copy; what was downloaded is kept",
+        f"local copy{'; what was downloaded is kept' if downloads else ''}",
     )

@@ -105,7 +105,7 @@ def test_download_resumes_where_it_stopped(
     hub.cuts[shard] = 700
     with monkeypatch.context() as patched:
         patched.setattr(hub_download, "MAX_FAILURES", -1)
-        with pytest.raises(ConfigError, match=f"the download of {MODEL} failed: .*: check the network"):
+        with pytest.raises(ConfigError, match=f"the download of {MODEL} failed: .*: check the network.* is kept"):
             download_blocks(model, 2, 4, lambda *_: None)
     hub.asked.clear()
     seen: list[int] = []
@@ -275,7 +275,8 @@ def test_find_refuses_an_unknown_model_with_a_clear_message(hub: Hub, tmp_path: 
 
 
 def test_find_fails_with_one_line_when_the_hub_is_unreachable(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"the download of {MODEL} failed: Connection refused: ") as caught:
+    with pytest.raises(ConfigError, match=f"the hub cannot be asked for {MODEL}: Connection refused: ") as caught:
         find_model(MODEL, tmp_path, endpoint="http://127.0.0.1:9")
     assert "\n" not in str(caught.value)
     assert "HF_ENDPOINT" in caught.value.remedy
+    assert "is kept" not in caught.value.remedy, "nothing was downloaded"

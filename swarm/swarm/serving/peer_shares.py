@@ -115,14 +115,22 @@ class PeerShares:
                 lacks_room=True,
             )
 
-    def refused(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> PeerRefused:
+    def refused(
+        self,
+        client: str,
+        num_pages: int,
+        held: Collection[Held],
+        *,
+        now_s: float,
+        retry_after_s: float = RETRY_AFTER_S,
+    ) -> PeerRefused:
         """Return the refusal for a client for which there is no room now, and call `wait`."""
         self.wait(client, held, now_s=now_s)
         return PeerRefused(
             f"the server is full: {len(held)} of {self.max_sequences} sessions are open, and {num_pages} more pages of "
             "cache are asked for than are free",
             remedy="ask another server, or later",
-            retry_after_s=RETRY_AFTER_S,
+            retry_after_s=retry_after_s,
             lacks_room=True,
         )
 

@@ -23,10 +23,13 @@ from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutp
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.batch import SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault
-from swarm.serving.peer_shares import PeerShares
+from swarm.serving.peer_shares import RETRY_AFTER_S, PeerShares
 from swarm.serving.wire.page_keys import KEY_BYTES
 
 T = TypeVar("T")
+
+PASS_S = 1.0
+"""Most passes over the weights take less. Then the pages of a sequence that was evicted during one are free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,11 +191,11 @@ class Engine:
     def _admit(self, client: str, num_pages: int, names: PageNames) -> PageTable:
         now_s = asyncio.get_running_loop().time()
         self._shares.check(client, num_pages, self._sequences, now_s=now_s)
-        page_table = self._reserve(num_pages, names)
+        page_table, retry_after_s = self._reserve(num_pages, names), RETRY_AFTER_S
         if page_table is None and self._evict(client, num_pages, now_s):
-            page_table = self._reserve(num_pages, names)
+            page_table, retry_after_s = self._reserve(num_pages, names), PASS_S
         if page_table is None:
-            raise self._shares.refused(client, num_pages, self._sequences, now_s=now_s)
+            raise self._shares.refused(client, num_pages, self._sequences, now_s=now_s, retry_after_s=retry_after_s)
         return page_table
 
     def extend(self, sequence: EngineSequence, num_pages: int) -> None:

@@ -25,10 +25,11 @@ from support.arithmetic_span import (
     with_engine,
 )
 from support.leaks import no_leaks
-from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.engine import PASS_S, Engine
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import Batch, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS
+from swarm.serving.peer_shares import RETRY_AFTER_S
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.wire.page_keys import page_keys
@@ -155,6 +156,27 @@ def test_engine_ends_an_old_sequence_for_no_peer_that_would_then_have_over_half_
         assert old.end_error is not None
 
     with_engine(work)
+
+
+def test_client_for_which_a_running_sequence_was_ended_may_ask_again_when_the_pass_has_ended() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        old = open_pages(engine, "a", 40)
+        await compute([old], 70)
+        step = asyncio.create_task(old.step(ids(1), Want.NOTHING))
+        await asyncio.sleep(PASS_S / 10)
+        assert engine.load.num_running == 1
+        with pytest.raises(PeerRefused) as refused:
+            open_pages(engine, "b", 20)
+        assert refused.value.retry_after_s == PASS_S
+        with pytest.raises(PeerRefused):
+            await step
+        await asyncio.sleep(PASS_S)
+        open_pages(engine, "b", 20)
+        with pytest.raises(PeerRefused) as refused:
+            open_pages(engine, "c", 21)
+        assert refused.value.retry_after_s == RETRY_AFTER_S
+
+    with_engine(work, compute_s=PASS_S / 2)
 
 
 def test_sequence_grows_while_pages_are_free_and_no_further_than_it_asked() -> None:

@@ -6,7 +6,7 @@ rows, and faster than `Tensor.to_mkldnn`, which keeps the plain layout. Only tor
 values are the same, and gradients pass through. A row has the same result beside any other rows; alone, it may differ
 in the last bit.
 
-Layers do not change if torch lacks these operators, and on other kinds of processors.
+Layers do not change if torch lacks these operators, on other kinds of processors, and in bfloat16 on older ones.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ _SIZES = (1, 2, 4, 8, 12, 16, 24, 32, 48, _STEP_ROWS)
 _MOST_ROWS = 512
 """Maximum rows computed at once. A kernel for each number of rows takes milliseconds to make and half a megabyte, so
 there must be few."""
-
-_DTYPES = (torch.float32, torch.bfloat16)
 
 _SAME_ROWS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """Layers of one module that families call with the same rows. Calls of small layers cost more than their
@@ -151,11 +149,15 @@ def _size(num_rows: int) -> int:
     return -(-num_rows // _STEP_ROWS) * _STEP_ROWS
 
 
-def can_pack() -> bool:
-    """Return whether this processor and this torch have the kernels."""
+def can_pack(dtype: torch.dtype) -> bool:
+    """Return whether this processor and this torch have the kernels for weights of `dtype`."""
     has_library = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     has_kernels = has_library and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return has_kernels and platform.machine() in ("x86_64", "AMD64")
+    if not has_kernels or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    # those of bfloat16 need AVX-512, or AVX with conversions
+    is_bfloat16 = dtype is torch.bfloat16
+    return dtype is torch.float32 or (is_bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()))
 
 
 def pack_linears(model: nn.Module) -> None:
@@ -164,8 +166,6 @@ def pack_linears(model: nn.Module) -> None:
     A layer that shares its weight with another module, such as a tied head, does not change: a packed copy would need
     more memory.
     """
-    if not can_pack():
-        return
     num_owners = Counter(id(weight) for module in model.modules() for weight in module.parameters(recurse=False))
     # holds no layers, so that their memory is freed once they are replaced
     for parent in [module for module in model.modules() if type(module) is not nn.Linear]:
@@ -206,4 +206,4 @@ def _packed(linears: Sequence[Any]) -> Sequence[nn.Module]:
 
 
 def _fits(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype in _DTYPES
+    return weight.device.type == "cpu" and can_pack(weight.dtype)

@@ -82,7 +82,7 @@ def test_run_fused_gives_and_caches_what_transformers_does(span: Span) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.skipif(not can_pack(), reason="no packed kernels on this processor")
+@pytest.mark.skipif(not can_pack(torch.float32), reason="no packed kernels on this processor")
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_run_fused_computes_layers_of_the_same_rows_together(
     model_dirs: Callable[[str], Path], family: str, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ from swarm.serving.model import packing
 from swarm.serving.model.packing import PackedLinear, can_pack, pack_linears
 from torch import nn
 
-pytestmark = pytest.mark.skipif(not can_pack(), reason="no packed kernels on this processor")
+pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="no packed kernels on this processor")
 
 
 def linear(num_in: int, num_out: int, *, bias: bool, dtype: torch.dtype = torch.float32) -> nn.Linear:
@@ -24,9 +24,18 @@ def linear(num_in: int, num_out: int, *, bias: bool, dtype: torch.dtype = torch.
 def test_packed_linear_gives_the_rows_of_the_plain_layer(
     shape: tuple[int, ...], bias: bool, dtype: torch.dtype, error: float
 ) -> None:
+    if not can_pack(dtype):
+        pytest.skip("no packed kernels of bfloat16 on this processor")
     plain = linear(64, 37, bias=bias, dtype=dtype)
     x = torch.randn(shape, dtype=dtype)
     torch.testing.assert_close(PackedLinear(plain.weight, plain.bias)(x), plain(x), rtol=error, atol=error)
+
+
+def test_bfloat16_layers_stay_plain_on_a_processor_without_their_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    model = nn.Sequential(linear(8, 8, bias=True, dtype=torch.bfloat16), linear(8, 8, bias=True))
+    pack_linears(model)
+    assert [type(layer) for layer in model] == [nn.Linear, PackedLinear]
 
 
 def test_packed_linear_a_row_does_not_depend_on_the_rows_beside_it() -> None:

@@ -36,7 +36,7 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 from swarm.training.state.run_context import RunContext
-from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, SyncResult, catch_up
+from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, SyncResult, _is_voted_for, catch_up
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import OuterStep, StateFetched
 from swarm_compression import get_codec
@@ -187,6 +187,27 @@ def test_catch_up_gives_up_in_time_when_peers_trickle_links() -> None:
             await network.close()
 
     virtual_time.run(main())
+
+
+def test_states_on_the_way_need_votes_of_the_members_before_or_of_those_that_a_later_order_names() -> None:
+    present: Any = SimpleNamespace(is_new=False, order=None, anchors=(tuple("abcd"),), rank=(), outer_step=1)
+    known = SimpleNamespace(newest=None)
+    signatures = SimpleNamespace(succession=Succession(min_group=2))
+    context: Any = SimpleNamespace(replica=present, endorsements=known, signatures=signatures)
+
+    def link(members: str, *, named: str = "", sequence: int = 0) -> Any:
+        order = SimpleNamespace(roster=tuple(named)) if named else None
+        return SimpleNamespace(voters=tuple(members), roster=tuple(members), order=order, sequence=sequence)
+
+    assert _is_voted_for(context, [link("abc"), link("bce"), link("ceg"), link("gex")]), "members change with each step"
+    assert not _is_voted_for(context, [link("ab")])
+    assert not _is_voted_for(context, [link("abc"), link("cxy"), link("cxy")])
+    after_order = [link("abc"), link("cx", named="cx", sequence=1), link("cxy", named="cx", sequence=1)]
+    assert _is_voted_for(context, after_order)
+    assert not _is_voted_for(context, [*after_order, link("cxy")]), "without the order, of which the state before is"
+    assert not _is_voted_for(context, [link("abc", named="xyz", sequence=1)])
+    present.order = SimpleNamespace(sequence=1)
+    assert not _is_voted_for(context, [link("xyz", named="xyz", sequence=1)]), "the order is known already"
 
 
 def test_catch_up_adopts_no_state_that_strangers_made_up_on_the_way() -> None:

@@ -219,16 +219,20 @@ class Engine:
 
     def _evict(self, client: str, num_pages: int, now_s: float) -> bool:
         """End sequences of other peers, and return whether there is then room for the client; end none if that is not
-        enough. A pass may still use their pages: these are free once it has ended."""
-        num_free, chosen = self.pages.num_free, list[EngineSequence]()
-        for sequence in self._shares.evictable(client, num_pages, self._sequences, now_s=now_s):
+        enough. A pass may still use their pages, or those of sequences that ended before: these are free once it has
+        ended."""
+        ending = (sequence for sequence in self._running if sequence.end_error is not None)
+        num_free = self.pages.num_free + sum(self.pages.num_freed_by(sequence.page_table) for sequence in ending)
+        chosen = list[EngineSequence]()
+        evictable = self._shares.evictable(client, num_pages, self._sequences, now_s=now_s)
+        while num_free < num_pages or len(self._sequences) - len(chosen) >= self._shares.max_sequences:
+            if (sequence := next(evictable, None)) is None:
+                return False
             chosen.append(sequence)
             num_free += self.pages.num_freed_by(sequence.page_table)
-            if num_free >= num_pages and len(self._sequences) - len(chosen) < self._shares.max_sequences:
-                for evicted in chosen:
-                    evicted.evict()
-                return True
-        return False
+        for evicted in chosen:
+            evicted.evict()
+        return True
 
     def submit(self, step: SequenceStep) -> None:
         """Queue a step. Called by the step's sequence."""

@@ -179,6 +179,25 @@ def test_client_for_which_a_running_sequence_was_ended_may_ask_again_when_the_pa
     with_engine(work, compute_s=PASS_S / 2)
 
 
+def test_engine_ends_no_second_sequence_while_the_pages_of_the_first_are_in_a_pass() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        held = [open_pages(engine, "a", 13) for _ in range(3)]
+        await compute(held, 70)
+        steps = [asyncio.create_task(sequence.step(ids(1), Want.NOTHING)) for sequence in held]
+        await asyncio.sleep(PASS_S / 10)
+        assert engine.load.num_running == 3
+        for _ in range(2):
+            with pytest.raises(PeerRefused) as refused:
+                open_pages(engine, "b", 10)
+            assert refused.value.retry_after_s == PASS_S
+        assert [sequence.end_error is None for sequence in held] == [False, True, True]
+        await asyncio.gather(*steps, return_exceptions=True)
+        for sequence in (*held, open_pages(engine, "b", 10)):
+            sequence.close()
+
+    with_engine(work, compute_s=PASS_S / 2)
+
+
 def test_sequence_grows_while_pages_are_free_and_no_further_than_it_asked() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequence = engine.open(client="a", start=0, end=4, max_tokens=PAGE_TOKENS, grow_to=4 * PAGE_TOKENS)

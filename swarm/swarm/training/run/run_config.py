@@ -89,7 +89,8 @@ class RunConfig:
     )
     fallback: str = setting(
         DEFAULT_AGGREGATOR,
-        "Aggregator for rounds with too few contributions for the one above; it uses its default parameters.",
+        "Aggregator for rounds with too few contributions for the one above; it uses its default parameters. "
+        "Empty: none; min_group must then suffice for the aggregator.",
         lambda value: value in ("", *aggregator_names()),
         f'use one of {", ".join(aggregator_names())}, or "" for none',
         implied="",

@@ -43,7 +43,7 @@ BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with
 AZURE = "clients of Azure are not supported: use one of OpenAI, with a base URL that ends with /v1"
 ORIGIN = "a page of another origin may use this gateway only if --allowed-origins names it"
 NO_RESPONSES = "this gateway has no Responses API: set the client to chat completions"
-ROUTES = "this is a part of OpenAI's API, and /openapi.json lists all routes"
+ROUTES = "this gateway serves a part of OpenAI's API, and /openapi.json lists all routes"
 INSTEAD: Mapping[str, str] = {
     "functions": "tools",
     "function_call": "tool_choice",

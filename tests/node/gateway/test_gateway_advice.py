@@ -57,7 +57,8 @@ def test_client_of_another_api_is_told_which_one_this_is() -> None:
             url = str(openai.base_url).removesuffix("/v1/") + path
             error = (await openai._client.post(url, json={})).json()["error"]
             assert error["message"] == (
-                f"there is no POST {path} here: this is a part of OpenAI's API, and /openapi.json lists all routes"
+                f"there is no POST {path} here: this gateway serves a part of OpenAI's API, "
+                "and /openapi.json lists all routes"
             )
 
     converse(ScriptedClient(), conversation)

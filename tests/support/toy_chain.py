@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 
 from support.plain_records import serve_record
-from swarm.serving.session.pipeline import ReplayBuffer
+from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
     AvoidPeer,

@@ -19,7 +19,7 @@ from swarm.network.membership import Membership
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
 from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import PeerHealth
-from swarm.serving.session.pipeline import ReplayBuffer
+from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.route_finder import LocalSpans
 
 MAX_PREFIX_BYTES = 256 * 2**20

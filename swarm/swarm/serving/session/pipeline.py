@@ -24,8 +24,8 @@ from dataclasses import replace
 
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
-from swarm_protocol.rows import Data
 
+from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
 from swarm.serving.session.stage import LostToken, Neighbours, PendingRequest, Stage, StepReport
 
@@ -40,32 +40,6 @@ RELINK_S = 10.0
 """Seconds for which a failed link between two servers is not used. Each further failure doubles the time."""
 
 MAX_RELINK_S = 600.0
-
-
-class ReplayBuffer:
-    """The client's copy of a span's inputs, as they were on the wire, with which another server can be fed.
-
-    It has `length` rows of `row_bytes` each, the first one at position 0. With every codec, each row stands alone.
-    """
-
-    __slots__ = ("_rows", "length", "row_bytes")
-
-    def __init__(self, row_bytes: int) -> None:
-        assert row_bytes > 0
-        self.length = 0
-        self.row_bytes = row_bytes
-        self._rows = bytearray()
-
-    def append(self, rows: Data) -> None:
-        num_rows, rest = divmod(len(rows), self.row_bytes)
-        assert not rest, "a part of a row"
-        self._rows += rows
-        self.length += num_rows
-
-    def rows(self, start: int, end: int) -> bytes:
-        assert 0 <= start < end <= self.length
-        with memoryview(self._rows) as view:
-            return bytes(view[start * self.row_bytes : end * self.row_bytes])
 
 
 class Pipeline:
@@ -113,11 +87,10 @@ class Pipeline:
 
     def ask(self, rows: bytes, ahead: int, now_s: float) -> None:
         assert not self.is_asked, "one request at a time"
-        before = self.length
         self.buffers[0].append(rows)
         if self._is_ring != (ahead > 0):
             self._is_ring, self._links_changed = ahead > 0, True
-        is_timed = self.length == before + 1
+        is_timed = len(rows) == self.buffers[0].row_bytes
         self.request = PendingRequest(answered=self.length - 1, ahead=ahead, asked_s=now_s, is_timed=is_timed)
         self._retry_links(now_s)
 
@@ -190,7 +163,7 @@ class Pipeline:
                 report, stage.early[0] = report.split(self.length, self.buffers[stage.end].row_bytes)
             else:
                 stage.early.popleft()
-            _copy(self.buffers[stage.end], report)
+            self.buffers[stage.end].append_new(report.rows, report.position)
             self._progress(stage, report, now_s)
 
     def _progress(self, stage: Stage, report: StepReport, now_s: float) -> None:
@@ -200,10 +173,9 @@ class Pipeline:
             self.request.note_spent(report, self.stages[: self.stages.index(stage)])
         stage.progress(report, now_s)
         downstream = self._downstream(stage, self.stages)
+        link = stage.link
         # otherwise the outputs went to the stage that it was linked to before
-        is_linked = (
-            downstream is not None and _are_linked(stage, downstream) and report.num_links == stage.link.num_updates
-        )
+        is_linked = downstream is not None and link.leads_to(downstream) and report.num_links == link.num_updates
         if is_last:
             self._has_looped = report.looped and is_linked
         if downstream is None:
@@ -219,7 +191,7 @@ class Pipeline:
         if is_linked:
             if report.push_failed:
                 self._unlink(last, first, now_s)
-        elif _is_only_pushed(first, report.position + 1):  # the token follows the last row
+        elif first.is_only_pushed(report.position + 1):  # the token follows the last row
             first.forget_pushes()
 
     def _note_row_push(
@@ -230,7 +202,7 @@ class Pipeline:
         if is_linked and not report.push_failed:
             if downstream.num_expected >= report.position:
                 downstream.expect_report(report.position, now_s)
-        elif _is_only_pushed(downstream, report.position):
+        elif downstream.is_only_pushed(report.position):
             if is_linked:
                 self._unlink(stage, downstream, now_s)
             else:
@@ -244,7 +216,8 @@ class Pipeline:
             for stage in self.stages:
                 neighbours = self.neighbours(stage, now_s, self.stages)
                 if neighbours != stage.link.neighbours:
-                    actions.append(_update_link(stage, neighbours))
+                    stage.link.update(neighbours)
+                    actions.append(UpdateLink(stage))
         for index in range(len(self.stages)):
             while (feed := self._next_feed(index)) is not None:
                 actions.append(feed)
@@ -287,7 +260,7 @@ class Pipeline:
         for upstream, downstream in itertools.pairwise(stages):
             # a stage that is still being fed directly may not have reached `start` when the push arrives
             if (
-                not _are_linked(upstream, downstream)
+                not upstream.link.leads_to(downstream)
                 or downstream.num_expected < start
                 or downstream.num_fed > downstream.num_run
             ):
@@ -417,36 +390,11 @@ class Pipeline:
         lost.position = min(lost.position, self.length) if lost.suspects else self.length
         lost.suspects = set(self.stages)
         lost.due_s = max((now_s + stage.timeout_s() for stage in self.stages), default=math.inf)
-        actions = []
         for stage in self.stages:
-            actions.append(_update_link(stage, self.neighbours(stage, now_s, self.stages)))
+            stage.link.update(self.neighbours(stage, now_s, self.stages))
             lost.check(stage.reported)
-        return actions
-
-
-def _update_link(stage: Stage, neighbours: Neighbours) -> UpdateLink:
-    stage.link.neighbours = neighbours
-    stage.link.num_updates += 1
-    return UpdateLink(stage)
-
-
-def _copy(buffer: ReplayBuffer, report: StepReport) -> None:
-    if report.position <= buffer.length:
-        return
-    first = report.position - len(report.rows) // buffer.row_bytes
-    if first > buffer.length:
-        raise PeerViolation("the server left out what was asked for")
-    buffer.append(report.rows[(buffer.length - first) * buffer.row_bytes :])
+        return [UpdateLink(stage) for stage in self.stages]
 
 
 def _if_remote(stage: Stage | None) -> Stage | None:
     return None if stage is None or stage.is_local else stage
-
-
-def _is_only_pushed(stage: Stage, num_rows: int) -> bool:
-    """Return whether the last of the stage's first `num_rows` inputs was neither run nor fed, but is to be pushed."""
-    return max(stage.num_run, stage.num_fed) < num_rows <= stage.num_expected
-
-
-def _are_linked(upstream: Stage, downstream: Stage) -> bool:
-    return upstream.link.neighbours.downstream is downstream

@@ -28,7 +28,7 @@ from swarm_protocol.session_frames import (
 
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.client_state import PrefixStore
-from swarm.serving.session.pipeline import ReplayBuffer
+from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import Feed, GrantHandover, OpenStage
 from swarm.serving.session.stage import Stage, StepReport
 from swarm.serving.wire.page_keys import PageKeyChain, root_key

@@ -24,7 +24,8 @@ from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.session_frames import SequenceReady
 
 from swarm.router.routing import NoChain
-from swarm.serving.session.pipeline import Pipeline, ReplayBuffer
+from swarm.serving.session.pipeline import Pipeline
+from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
     AvoidPeer,

@@ -122,6 +122,14 @@ class LinkState:
     num_failures: int = 0
     off_until_s: float = 0.0
 
+    def update(self, neighbours: Neighbours) -> None:
+        """Record new neighbours, of which the server is to be told."""
+        self.neighbours = neighbours
+        self.num_updates += 1
+
+    def leads_to(self, stage: Stage) -> bool:
+        return self.neighbours.downstream is stage
+
     @property
     def is_pending(self) -> bool:
         """True while the server may not know its neighbours yet."""
@@ -259,6 +267,10 @@ class Stage:
             self.trace.prompt_ms += max(took_ms, report.compute_ms + report.queue_ms)
         else:
             self.trace.step(report.compute_ms, report.queue_ms)
+
+    def is_only_pushed(self, num_rows: int) -> bool:
+        """Return whether the last of the first `num_rows` inputs was neither run nor fed, but is to be pushed."""
+        return max(self.num_run, self.num_fed) < num_rows <= self.num_expected
 
     def forget_pushes(self) -> None:
         """Expect no pushes any more: those that were due may never arrive."""

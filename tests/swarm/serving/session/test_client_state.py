@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.session.client_state import PrefixStore
-from swarm.serving.session.pipeline import ReplayBuffer
+from swarm.serving.session.replay_buffer import ReplayBuffer
 
 PAGE_BYTES = 2 * PAGE_TOKENS
 

@@ -22,7 +22,8 @@ from support.toy_chain import (
     ready,
     token_row,
 )
-from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS, ReplayBuffer
+from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS
+from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
     AvoidPeer,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.session.pipeline import ReplayBuffer
+from swarm.serving.session.replay_buffer import ReplayBuffer
 
 
 @given(st.lists(st.integers(0, 70), min_size=1, max_size=20), st.data())

@@ -10,7 +10,8 @@ from typing import TypeAlias
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.session_frames import SampledToken
 
-from swarm.serving.session.stage import Repair, Stage
+from swarm.serving.session.repair import Repair
+from swarm.serving.session.stage import Stage
 from swarm.serving.session.trace import Replay
 
 

@@ -23,8 +23,8 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, Pee
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.session_frames import SequenceReady
 
-from swarm.router.routing import NoChain
 from swarm.serving.session.pipeline import Pipeline
+from swarm.serving.session.repair import Repair
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
@@ -39,11 +39,7 @@ from swarm.serving.session.session_actions import (
     Repaired,
 )
 from swarm.serving.session.silence import SilenceWatch
-from swarm.serving.session.stage import LostToken, Repair, Stage, StepReport
-
-OPEN_S = 10.0
-"""Seconds to open a sequence: enough to dial through a relay, and for a slow moment of the server. A handover gets the
-time of a replay on top."""
+from swarm.serving.session.stage import LostToken, Stage, StepReport
 
 LEAVE_RETRY_S = 3.0
 """Seconds between searches for a replacement of a leaving server that still answers."""
@@ -117,13 +113,7 @@ class SessionState:
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
         if repair not in self.repairs:
             return []
-        assert not repair.new
-        repair.new = list(new)
-        repair.is_opening = False
-        # the rows between several new stages are not known, so a handover to several would start from nothing
-        repair.is_handover = repair.old is not None and repair.may_hand_over and len(new) == 1
-        if repair.is_handover:
-            repair.since_s = now_s
+        repair.found(new, now_s)
         self.pipeline.add_buffers(new)
         return self._decide(now_s)
 
@@ -136,14 +126,7 @@ class SessionState:
         elif repair.lost_peer and not repair.has_searched_patiently:
             self._find(repair)
         elif self.pipeline.is_asked:
-            if repair.refusal is not None and isinstance(error, NoChain):
-                error = NoChain(
-                    f"no server takes the session: {repair.refusal.message}",
-                    remedy="try again in a moment",
-                    missing=error.missing,
-                )
-            error.__cause__ = repair.error
-            self._fail(error)
+            self._fail(repair.failure(error))
         else:
             # no caller waits: search again with the next request
             repair.is_idle = True
@@ -218,8 +201,7 @@ class SessionState:
             opening = [stage for repair in self.repairs for stage in repair.new if not stage.opened]
             self._actions.append(self._silence.ask([*self.stages, *opening], is_in_bulk=self.pipeline.is_in_bulk))
         for repair in list(self.repairs):
-            awaited = self._awaited(repair)
-            if repair.open_by_s <= now_s and awaited is not None:
+            if repair.open_by_s <= now_s and (awaited := repair.awaited) is not None:
                 self._lose_silent(awaited, "the server opened no session in time", now_s)
         return self._decide(now_s)
 
@@ -228,7 +210,7 @@ class SessionState:
         if self.error is not None:
             return math.inf
         times = [min(stage.deadline.due_s, stage.deadline.feed_again_s) for stage in self.stages]
-        times += [repair.open_by_s for repair in self.repairs if self._awaited(repair) is not None]
+        times += [repair.open_by_s for repair in self.repairs if repair.awaited is not None]
         times += [stage.replace_from_s for stage in self.stages if stage.is_leaving and not self._is_replaced(stage)]
         return min([*times, self.pipeline.lost_token.due_s, self._silence_due_s()])
 
@@ -259,8 +241,7 @@ class SessionState:
         return any(repair.old is stage for repair in self.repairs)
 
     def _find(self, repair: Repair) -> None:
-        repair.is_idle = False
-        repair.has_searched_patiently = repair.is_patient
+        repair.search()
         self._actions.append(FindServers(repair))
 
     def _leave(self, stage: Stage, now_s: float) -> None:
@@ -274,10 +255,7 @@ class SessionState:
         self._find(repair)
 
     def _open(self, repair: Repair, now_s: float) -> None:
-        repair.is_opening = True
-        repair.open_by_s = now_s + OPEN_S
-        if repair.is_handover and repair.old is not None:
-            repair.open_by_s += max(stage.timer.expected_s(repair.old.num_run) for stage in repair.new)
+        repair.open(now_s)
         self._expect_opening()
         for stage in repair.new:
             stage.link.neighbours = self.pipeline.neighbours(stage, now_s, [*self.stages, *repair.new])
@@ -289,16 +267,6 @@ class SessionState:
 
     def _expect_opening(self) -> None:
         self.pipeline.expect([stage for repair in self.repairs if repair.is_opening for stage in repair.new])
-
-    def _awaited(self, repair: Repair) -> Stage | None:
-        """Return the stage that delays the repair: a new one that is not open yet, or the old one while it may pass on
-        more."""
-        if not repair.is_opening:
-            return None
-        silent = next((stage for stage in repair.new if not stage.opened), None)
-        if silent is None and repair.old is not None and repair.old.link.is_pending:
-            return repair.old
-        return silent
 
     def _can_splice(self, repair: Repair) -> bool:
         if not repair.is_ready:
@@ -385,19 +353,14 @@ class SessionState:
             self._replace(stage, error, now_s)
 
     def _replace(self, stage: Stage, error: SwarmError, now_s: float) -> None:
-        since_s = stage.since_s if stage.num_arrived > stage.num_run else now_s
         self._remove(stage, now_s)
         repair = next((repair for repair in self.repairs if repair.old is stage), None)
         is_new = repair is None
         if repair is None:
             repair = Repair(start=stage.start, end=stage.end)
             self.repairs.append(repair)
-        # nothing can be handed over from a lost server
         is_cut_off = repair.is_handover and repair.is_opening
-        repair.old, repair.is_handover = None, False
-        repair.since_s, repair.lost_peer, repair.error = since_s, stage.peer_id, error
-        repair.refusal = _not_for_room(error)
-        repair.num_run_before, repair.begun_s = stage.num_run, now_s
+        repair.lose(stage, error, now_s)
         if is_cut_off:
             self._abandon(repair)
         if is_new or is_cut_off:
@@ -405,26 +368,17 @@ class SessionState:
 
     def _opening_failed(self, repair: Repair, stage: Stage, error: SwarmError, cause: FailureCause) -> None:
         self._abandon(repair)
-        repair.error = repair.error or error
-        repair.refusal = _not_for_room(error) or repair.refusal
         # a refused handover may be the fault of either server: the new one may still work without it
         if not (repair.is_handover and cause is FailureCause.REPORTED):
             self._actions.append(AvoidPeer(stage.peer_id, error, cause))
-        if repair.is_handover:
-            repair.may_hand_over = repair.is_handover = False
+        repair.opening_failed(error)
         self._find(repair)
 
     def _abandon(self, repair: Repair) -> None:
-        self._actions += [CloseStage(stage) for stage in repair.new]
-        repair.new, repair.is_opening = [], False
+        self._actions += [CloseStage(stage) for stage in repair.abandon()]
         self._expect_opening()
 
     def _fail(self, error: SwarmError) -> None:
         self.error = error
         self._actions[:] = [action for action in self._actions if isinstance(action, CloseStage)]
         self._actions.append(Fail(error))
-
-
-def _not_for_room(error: SwarmError) -> PeerRefused | None:
-    """Return a refusal for now that is not for lack of room: a search that ends without servers must name it."""
-    return error if isinstance(error, PeerRefused) and error.retry_after_s and not error.lacks_room else None

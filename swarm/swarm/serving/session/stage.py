@@ -1,8 +1,7 @@
 """Holds a stage: the blocks that one server runs for one session, what the client knows of them, and the server's
 deadlines.
 
-It also holds what concerns several stages: the request that they answer, a token that may be lost with one, and a
-`Repair`.
+It also holds what concerns several stages: the request that they answer, and a token that may be lost with one.
 
 Positions count from the start of the session. `num_run` have been run, according to the server's results. The client
 itself has sent `num_fed`, so they are there or on their way. `num_expected` also counts positions that the stage
@@ -19,7 +18,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from swarm_protocol.errors import PeerRefused, SwarmError
 from swarm_protocol.limits import SEQUENCE_ID_BYTES
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import Data
@@ -348,42 +346,3 @@ class LostToken:
         """Record up to which position a stage got inputs, and return whether a stage holds the token."""
         self.is_held = self.is_held or (bool(self.suspects) and reached > self.position)
         return self.is_held
-
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class Repair:
-    """Blocks `[start, end)` that no server runs, or that a leaving one (`old`) runs until others have taken over.
-
-    The repair began at `begun_s`, and has delayed the answer since `since_s`. `lost_peer` had the blocks last and had
-    run `num_run_before` positions; it is empty before the first opening.
-
-    `new` are the stages that are being opened. If `is_handover`, they take over the keys and values of `old`, which
-    continues until they are ready. `refusal` is the last one for now that named another reason than room.
-    """
-
-    start: int
-    end: int
-    since_s: float = 0.0
-    begun_s: float = 0.0
-    lost_peer: str = ""
-    num_run_before: int = 0
-    error: SwarmError | None = None
-    refusal: PeerRefused | None = None
-    old: Stage | None = None
-    new: list[Stage] = field(default_factory=list)
-    is_handover: bool = False
-    is_opening: bool = False
-    may_hand_over: bool = True
-    is_idle: bool = True
-    has_searched_patiently: bool = False
-    open_by_s: float = 0.0
-
-    @property
-    def is_patient(self) -> bool:
-        """True if the session cannot continue without a replacement. It can while a leaving server still answers, and
-        the first opening fails early instead."""
-        return self.old is None and self.lost_peer != ""
-
-    @property
-    def is_ready(self) -> bool:
-        return self.is_opening and all(stage.opened for stage in self.new)

@@ -17,8 +17,8 @@ from swarm.serving.session.peer_health import (
     VIOLATION_BACKOFF_S,
     PeerHealth,
 )
+from swarm.serving.session.repair import OPEN_S
 from swarm.serving.session.session_actions import AvoidPeer, FailureCause
-from swarm.serving.session.session_state import OPEN_S
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 

@@ -1,0 +1,127 @@
+"""Follows the course of a repair: from the search for servers of blocks that lack one, or whose server leaves, to the
+open sequences there.
+
+A value without I/O. `session_state` asks for the searches and openings, and puts the opened stages into the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from swarm_protocol.errors import PeerRefused, SwarmError
+
+from swarm.router.routing import NoChain
+from swarm.serving.session.stage import Stage
+
+OPEN_S = 10.0
+"""Seconds to open a sequence: enough to dial through a relay, and for a slow moment of the server. A handover gets the
+time of a replay on top."""
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Repair:
+    """Blocks `[start, end)` that no server runs, or that a leaving one (`old`) runs until others have taken over.
+
+    The repair began at `begun_s`, and has delayed the answer since `since_s`. `lost_peer` had the blocks last and had
+    run `num_run_before` positions; it is empty before the first opening.
+
+    `new` are the stages that are being opened. If `is_handover`, they take over the keys and values of `old`, which
+    continues until they are ready. `refusal` is the last one for now that named another reason than room.
+    """
+
+    start: int
+    end: int
+    since_s: float = 0.0
+    begun_s: float = 0.0
+    lost_peer: str = ""
+    num_run_before: int = 0
+    error: SwarmError | None = None
+    refusal: PeerRefused | None = None
+    old: Stage | None = None
+    new: list[Stage] = field(default_factory=list)
+    is_handover: bool = False
+    is_opening: bool = False
+    may_hand_over: bool = True
+    is_idle: bool = True
+    has_searched_patiently: bool = False
+    open_by_s: float = 0.0
+
+    @property
+    def is_patient(self) -> bool:
+        """True if the session cannot continue without a replacement. It can while a leaving server still answers, and
+        the first opening fails early instead."""
+        return self.old is None and self.lost_peer != ""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_opening and all(stage.opened for stage in self.new)
+
+    @property
+    def awaited(self) -> Stage | None:
+        """The stage that delays the repair: a new one that is not open yet, or the old one while it may pass on
+        more."""
+        if not self.is_opening:
+            return None
+        silent = next((stage for stage in self.new if not stage.opened), None)
+        if silent is None and self.old is not None and self.old.link.is_pending:
+            return self.old
+        return silent
+
+    def lose(self, stage: Stage, error: SwarmError, now_s: float) -> None:
+        """Record that the blocks have lost their stage, from which nothing can be handed over any more."""
+        self.old, self.is_handover = None, False
+        self.since_s = stage.since_s if stage.num_arrived > stage.num_run else now_s
+        self.lost_peer, self.num_run_before = stage.peer_id, stage.num_run
+        self.error, self.refusal = error, _not_for_room(error)
+        self.begun_s = now_s
+
+    def search(self) -> None:
+        """Record that a search for servers begins."""
+        self.is_idle = False
+        self.has_searched_patiently = self.is_patient
+
+    def found(self, new: Sequence[Stage], now_s: float) -> None:
+        """Record the stages on the servers that were found."""
+        assert not self.new
+        self.new = list(new)
+        self.is_opening = False
+        # the rows between several new stages are not known, so a handover to several would start from nothing
+        self.is_handover = self.old is not None and self.may_hand_over and len(new) == 1
+        if self.is_handover:
+            self.since_s = now_s
+
+    def failure(self, error: SwarmError) -> SwarmError:
+        """Return the error for the caller after a search has ended with `error`: it names what led to the search."""
+        if self.refusal is not None and isinstance(error, NoChain):
+            error = NoChain(
+                f"no server takes the session: {self.refusal.message}",
+                remedy="try again in a moment",
+                missing=error.missing,
+            )
+        error.__cause__ = self.error
+        return error
+
+    def open(self, now_s: float) -> None:
+        """Record that the new stages are being opened from now on."""
+        self.is_opening = True
+        self.open_by_s = now_s + OPEN_S
+        if self.is_handover and self.old is not None:
+            self.open_by_s += max(stage.timer.expected_s(self.old.num_run) for stage in self.new)
+
+    def abandon(self) -> list[Stage]:
+        """Forget the new stages, and return them."""
+        stages, self.new, self.is_opening = self.new, [], False
+        return stages
+
+    def opening_failed(self, error: SwarmError) -> None:
+        """Record that a new stage was not opened. If that was a handover, there is no other."""
+        self.error = self.error or error
+        self.refusal = _not_for_room(error) or self.refusal
+        if self.is_handover:
+            self.may_hand_over = self.is_handover = False
+
+
+def _not_for_room(error: SwarmError) -> PeerRefused | None:
+    """Return a refusal for now that is not for lack of room: a search that ends without servers must name it."""
+    return error if isinstance(error, PeerRefused) and error.retry_after_s and not error.lacks_room else None

@@ -19,7 +19,7 @@ from swarm.network.interface import Network
 from swarm.newest_items import NewestItems
 from swarm.serving.manifest.verification import complaint_about
 from swarm.serving.session.peer_health import PeerHealth
-from swarm.serving.session.session import DIAL_S
+from swarm.serving.session.stage_connections import DIAL_S
 from swarm.serving.tokenizer.model_assets import (
     ModelAssets,
     TokenizerLimits,

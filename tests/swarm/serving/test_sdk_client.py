@@ -33,7 +33,7 @@ from swarm.router.routing import NoChain
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.model.model_files import open_model
 from swarm.serving.server.deployment import ServerOptions
-from swarm.serving.session.session import DIAL_S
+from swarm.serving.session.stage_connections import DIAL_S
 from swarm.serving.tokenizer.model_assets import ModelAssets, fetch_files, open_assets
 from swarm.testing import virtual_time
 from swarm_protocol import limits

@@ -29,7 +29,7 @@ from swarm.trust.reputation import Reputation
 FIRST_BACKOFF_S = 1.0
 GONE_BACKOFF_S = 15.0
 """The first backoff of a server that has fallen silent or cannot be reached. If it is cut off or has crashed, it stays
-listed for a minute, and an answer that begins with it waits for `session.DIAL_S` or more."""
+listed for a minute, and an answer that begins with it waits for `stage_connections.DIAL_S` or more."""
 
 MAX_BACKOFF_S = 60.0
 VIOLATION_BACKOFF_S = 3600.0

@@ -5,8 +5,18 @@ Pure: `pipeline` fills the buffers of a session, and chooses what is sent from t
 
 from __future__ import annotations
 
-from swarm_protocol.errors import PeerViolation
+from swarm_protocol.errors import ConfigError, PeerViolation
 from swarm_protocol.rows import Data
+
+
+class ReplayMemoryFull(ConfigError):
+    """The rows that a session keeps to survive failures would take more memory than is allowed."""
+
+    def __init__(self, num_bytes: int, max_bytes: int) -> None:
+        super().__init__(
+            f"surviving a failure would take {num_bytes} bytes here, and {max_bytes} are allowed",
+            remedy="ask for fewer tokens or allow more memory",
+        )
 
 
 class ReplayBuffer:

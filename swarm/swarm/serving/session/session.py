@@ -1,8 +1,8 @@
 """Runs one client's stateful inference over a chain of servers that may change meanwhile.
 
-`Session` takes requests, carries out the decisions of `session_state` (connections, searches, deadlines), and reports
-to it what servers send. Everything happens in callbacks of one event loop, without waiting: the next steps are sent
-before the connection reads on. Only opening connections and looking for servers need tasks, which end with the session.
+`Session` takes requests, carries out the decisions of `session_state`, and reports to it what servers send. Everything
+happens in callbacks of one event loop, without waiting: the next steps are sent before the connection reads on. Only
+what waits in `stage_connections` (searches, dials, pings) needs tasks, which end with the session.
 An exception in one of these, or in a callback, is handled or fails the session, and closing the client fails it, too.
 The last server samples.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from swarm_protocol.errors import ConfigError, PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerViolation, SessionError, SwarmError
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import row_bytes
 from swarm_protocol.sampler import Sampler
@@ -35,14 +34,15 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.membership import Membership
-from swarm.router.routing import Hop
 from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
 from swarm.serving.session.client_state import ClientState, SessionOptions
-from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost, ConnectionPool
+from swarm.serving.session.connection_pool import ConnectionLost
+from swarm.serving.session.deadline_timer import DeadlineTimer
 from swarm.serving.session.peer_health import SUSPECTED_S
-from swarm.serving.session.route_finder import KnownServers, RouteFinder
+from swarm.serving.session.replay_buffer import ReplayMemoryFull
+from swarm.serving.session.route_finder import KnownServers
 from swarm.serving.session.session_actions import (
     Action,
     AvoidPeer,
@@ -62,6 +62,7 @@ from swarm.serving.session.session_actions import (
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.session_state import SessionState
 from swarm.serving.session.stage import Stage
+from swarm.serving.session.stage_connections import StageConnections
 from swarm.serving.session.trace import Replay, Trace
 
 logger = logging.getLogger(__name__)
@@ -69,19 +70,6 @@ logger = logging.getLogger(__name__)
 MAX_STEP_BYTES = 2 * 2**20
 """Maximum bytes of activations in one step. Several steps of many clients wait at a server, some hundred MiB in
 total."""
-
-STOPPED_S = 1.0
-"""A timer that comes later than this shows that this process was stopped, and not the servers."""
-
-DIAL_S = 2.0
-"""Seconds after which a server that is still dialled is left for others: it may be gone, and still be listed."""
-
-READ_S = 0.5
-"""Seconds in which a process that was stopped reads what servers have sent, before it judges them."""
-
-
-class ReplayMemoryFull(ConfigError):
-    """The rows that a session keeps to survive failures would take more memory than is allowed."""
 
 
 class Session:
@@ -121,14 +109,8 @@ class Session:
             sampler=sampler,
             text_key=local_spans.prefix_key if local_spans is not None else b"",
         )
-        self._local_spans = local_spans
-        self._finder = RouteFinder(
-            KnownServers(membership, servers, model),
-            state.health,
-            salt=trace.session_id,
-            patience_s=options.patience_s,
-            local_spans=local_spans,
-        )
+        known = KnownServers(membership, servers, model)
+        self._connections = StageConnections(state, self._messages, known, options)
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
         max_step_tokens = max(1, min(options.max_step_tokens, num_rows))
         self._state = SessionState(
@@ -138,21 +120,16 @@ class Session:
             bytes_beside=partial(state.bytes_beside, self),
         )
         self._client = state
-        self._health = state.health
         self._max_replay_bytes = options.max_replay_bytes
-        self._checks = state.checks
         self._draws: list[Draw] = []
         self._last: dict[Stage, LastFrames] = {}
         self._trace = trace
         self._loop = asyncio.get_running_loop()
-        self._connections: dict[Stage, ClientConnection] = {}
         self._opening: dict[Stage, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._todo: deque[Action] = deque()
         self._is_busy = False
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_s = math.inf
-        self._read_until_s = -math.inf
+        self._timer = DeadlineTimer(self._tick)
         self._answers: asyncio.Queue[SampledToken | SwarmError] = asyncio.Queue()
         self._pauses: list[tuple[Replay, float]] = []
 
@@ -163,12 +140,22 @@ class Session:
     async def __aexit__(self, *_: object) -> None:
         for block, buffer in self._state.pipeline.buffers.items():
             self._messages.keep(block, buffer)
-        if self._draws and self._state.error is None and self._checks.draws():
-            stages = [each for each in self._state.stages if each in self._connections and not each.is_local]
+        if self._draws and self._state.error is None and self._client.checks.draws():
+            stages = self._connections.remote(self._state.stages)
             answer = ClosedAnswer(self._messages, self._state.pipeline, self._draws, stages, self._trace)
-            if self._checks.submit(answer):
+            if self._client.checks.submit(answer):
                 self._last = answer.last
-        await self._close()
+        self._client.leave(self)
+        self._timer.cancel()
+        self._todo.clear()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        for stage in self._connections.stages:
+            self._close_stage(stage)
+            self._client.health.made_room(stage.peer_id)
+        if tasks:
+            await asyncio.wait(tasks)
 
     def bytes_under_way(self, peer_id: str) -> int:
         """Return the bytes of the rows that the session waits for from a server, and of their inputs."""
@@ -220,20 +207,6 @@ class Session:
             raise answer
         return answer
 
-    async def _close(self) -> None:
-        self._client.leave(self)
-        if self._timer is not None:
-            self._timer.cancel()
-        self._todo.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        for stage in list(self._connections):
-            self._close_stage(stage)
-            self._health.made_room(stage.peer_id)
-        if tasks:
-            await asyncio.wait(tasks)
-
     def _carry_out(self, actions: list[Action]) -> None:
         """Carry the actions out. Actions that follow from one of them are carried out after the others."""
         self._todo.extend(actions)
@@ -245,18 +218,18 @@ class Session:
                 self._do(self._todo.popleft())
         finally:
             self._is_busy = False
-        self._set_timer()
+        self._timer.set(self._state.next_due_s())
 
     def _do(self, action: Action) -> None:  # noqa: C901, PLR0912 a case an action
         match action:
             case Feed(stage):
-                self._send(stage, self._messages.step(action, self._state.pipeline.buffers[stage.start]))
+                self._connections.send(stage, self._messages.step(action, self._state.pipeline.buffers[stage.start]))
             case TakeToken(token, goes_on):
                 self._take_token(token, goes_on=goes_on)
             case UpdateLink(stage):
-                self._send(stage, self._messages.link(stage))
+                self._connections.send(stage, self._messages.link(stage))
             case GrantHandover(stage):
-                self._send(stage, self._messages.grant_handover(action))
+                self._connections.send(stage, self._messages.grant_handover(action))
             case OpenStage(stage):
                 self._opening[stage] = self._start(self._open_stage(action), name="open a sequence")
             case CloseStage(stage):
@@ -264,13 +237,13 @@ class Session:
             case FindServers():
                 self._start(self._find(action), name="find servers")
             case AvoidPeer():
-                self._health.blame(action, self._messages.room_tokens)
+                self._client.health.blame(action, self._messages.room_tokens)
             case PingServers():
                 self._start(self._ping(action), name="ping servers")
             case ForgetRows(peers):
                 self._messages.forget()
                 for peer_id in peers:
-                    self._health.doubt(peer_id, for_s=SUSPECTED_S)
+                    self._client.health.doubt(peer_id, for_s=SUSPECTED_S)
             case Repaired():
                 self._note_repair(action)
             case Fail(error):
@@ -297,6 +270,9 @@ class Session:
         except Exception as error:
             self._fail_internally(error)
 
+    def _tick(self) -> None:
+        self._react(partial(self._state.tick, self._loop.time()))
+
     def _fail_internally(self, error: BaseException) -> None:
         logger.error("a session has failed internally", exc_info=error)
         self._todo.clear()
@@ -305,12 +281,6 @@ class Session:
     def give_up(self, error: SwarmError) -> None:
         """Fail the session with `error`."""
         self._carry_out(self._state.give_up(error, self._loop.time()))
-
-    def _send(self, stage: Stage, frame: Frame) -> None:
-        """Send a frame to the stage's server. Does nothing if the connection is lost, of which its stages are told."""
-        connection = self._connections.get(stage)
-        if connection is not None:
-            connection.send(frame)
 
     def _take_token(self, token: SampledToken, *, goes_on: bool) -> None:
         now_s = self._loop.time()
@@ -325,7 +295,7 @@ class Session:
 
     def _note_draw(self, token: SampledToken) -> None:
         self._messages.drawn.append(token.token_id)
-        if self._checks.is_on:
+        if self._client.checks.is_on:
             request, asked = self._state.pipeline.request, self._messages.draw
             draw = replace(asked, index=asked.index + request.num_drawn, ahead=0)
             self._draws.append(Draw(position=request.answered - 1, draw=draw, token=token))
@@ -333,7 +303,7 @@ class Session:
     def _note_repair(self, action: Repaired) -> None:
         repair = action.repair
         if known := self._messages.answer_tokens(repair.new):
-            self._send(*known)
+            self._connections.send(*known)
         self._trace.hops += [stage.trace for stage in repair.new]
         if not repair.lost_peer:
             self._trace.num_reused_tokens = min(stage.num_run for stage in repair.new)
@@ -346,44 +316,16 @@ class Session:
     async def _open_stage(self, action: OpenStage) -> None:
         stage = action.stage
         try:
-            pool = (
-                self._local_spans.connections
-                if self._local_spans is not None and stage.is_local
-                else self._client.connections
-            )
-            connection = await self._dialled(stage, pool)
-            connection.attach(stage.sequence_id, partial(self._receive, stage))
+            await self._connections.open(action, partial(self._receive, stage))
         except SwarmError as error:
-            del self._opening[stage]
+            del self._opening[stage]  # closing the stage must not cancel this task
             self._carry_out(self._state.on_lost(stage, error, FailureCause.SILENT, self._loop.time()))
-            return
-        del self._opening[stage]
-        self._connections[stage] = connection
-        self._health.opened(stage.peer_id)
-        stage.since_s = self._loop.time()
-        connection.send(self._messages.open(action))
-
-    async def _dialled(self, stage: Stage, pool: ConnectionPool) -> ClientConnection:
-        """Return the connection to the stage's server. Raises PeerError, also if others can have its blocks earlier."""
-        try:
-            async with asyncio.timeout(DIAL_S):
-                return await pool.get(stage.peer_id, self._messages.model.name)
-        except TimeoutError:
-            if self._finder.leaves_early(stage.peer_id, stage.start, stage.end, self._messages.room_tokens):
-                raise PeerUnreachable(f"the dial had no answer in {DIAL_S:g} s", peer_id=stage.peer_id) from None
-        return await pool.get(stage.peer_id, self._messages.model.name)  # the same dial, which goes on
 
     def _close_stage(self, stage: Stage) -> None:
         if opening := self._opening.pop(stage, None):
             opening.cancel()
-        connection = self._connections.pop(stage, None)
-        if connection is not None:
-            self._health.closed(stage.peer_id)
-            commit_to = self._draws[-1].position + 1 if self._draws else 0
-            connection.send(self._messages.close(stage, commit_to))
-            connection.detach(stage.sequence_id)
-            if (last := self._last.get(stage)) is not None:
-                last.listen(connection, stage.sequence_id)
+        commit_to = self._draws[-1].position + 1 if self._draws else 0
+        self._connections.close(stage, commit_to, self._last.get(stage))
 
     def _receive(self, stage: Stage, message: Frame | ConnectionLost) -> None:
         """Process a message for this stage. The connection's task calls this."""
@@ -403,14 +345,14 @@ class Session:
                 report = self._messages.check_result(stage, message)
                 self._trace.codec_error = max(self._trace.codec_error, message.codec_error)
                 actions = self._state.on_report(stage, report, now_s)
-                if self._state.pipeline.num_bytes > self._max_replay_bytes:
-                    return self._state.give_up(self._memory_full(self._state.pipeline.num_bytes), now_s)
-                self._health.worked(stage.peer_id)
+                if (num_bytes := self._state.pipeline.num_bytes) > self._max_replay_bytes:
+                    return self._state.give_up(ReplayMemoryFull(num_bytes, self._max_replay_bytes), now_s)
+                self._client.health.worked(stage.peer_id)
                 return actions
             case LinkAck():
                 return self._state.on_link_ack(stage, message.num_links, message.position, now_s)
             case SequenceReady():
-                self._health.worked(stage.peer_id)
+                self._client.health.worked(stage.peer_id)
                 return self._state.on_opened(stage, message, now_s)
             case SequenceEnded():
                 error = message.error(stage.peer_id)
@@ -427,70 +369,26 @@ class Session:
     async def _find(self, find: FindServers) -> None:
         repair = find.repair
         try:
-            since_s = repair.begun_s if repair.is_patient else None
-            between = self._state.peers_beside(repair)
-            chain = await self._finder.find(
-                repair.start, repair.end, between, max_tokens=self._messages.room_tokens, since_s=since_s
-            )
-            self._check_memory({hop.start for hop in chain})
+            new = await self._connections.find(repair, self._state.peers_beside(repair))
+            self._check_memory({stage.start for stage in new})
         except SwarmError as error:
             self._carry_out(self._state.on_not_found(repair, error, self._loop.time()))
-        else:
-            if repair.old is not None:
-                # connect before the sequence that is handed over has to pause
-                dialling = [self._client.connections.get(hop.peer_id, self._messages.model.name) for hop in chain]
-                await asyncio.gather(*dialling, return_exceptions=True)
-            self._carry_out(self._state.on_found(repair, [self._new_stage(hop) for hop in chain], self._loop.time()))
-
-    def _new_stage(self, hop: Hop) -> Stage:
-        messages, kept = self._messages, self._local_spans.hops if self._local_spans is not None else ()
-        return Stage.at(
-            hop,
-            row_bytes=messages.row_bytes(hop.start),
-            output_row_bytes=messages.row_bytes(hop.end) if hop.end < messages.model.num_blocks else 0,
-            is_local=hop in kept,
-        )
+            return
+        if repair.old is not None:
+            await self._connections.dial(new)  # before the sequence that is handed over has to pause
+        self._carry_out(self._state.on_found(repair, new, self._loop.time()))
 
     async def _ping(self, action: PingServers) -> None:
-        # the others are still being dialled, which takes its own time
-        asked = [stage for stage in action.stages if stage in self._connections and not stage.is_local]
-        silent = await self._health.silent({stage.peer_id for stage in asked}, timeout_s=action.timeout_s)
-        lost = [stage for stage in asked if stage.peer_id in silent]
-        self._carry_out(self._state.on_pinged(asked, lost, self._loop.time()))
+        asked = self._connections.remote(action.stages)  # the others are still being dialled, which takes its own time
+        silent = await self._connections.silent(asked, action.timeout_s)
+        self._carry_out(self._state.on_pinged(asked, silent, self._loop.time()))
 
     def _check_memory(self, starts: set[int]) -> None:
-        """Check the memory for the inputs of spans that begin at `starts`. Raises ReplayMemoryFull if it is too
-        much."""
+        """Raise ReplayMemoryFull if the inputs of spans that begin at `starts` would take too much memory."""
         boundaries = starts | self._state.pipeline.buffers.keys()
         num_bytes = self._messages.room_tokens * sum(self._messages.row_bytes(block) for block in boundaries)
         if num_bytes > self._max_replay_bytes:
-            raise self._memory_full(num_bytes)
-
-    def _memory_full(self, num_bytes: int) -> ReplayMemoryFull:
-        return ReplayMemoryFull(
-            f"surviving a failure would take {num_bytes} bytes here, and {self._max_replay_bytes} are allowed",
-            remedy="ask for fewer tokens or allow more memory",
-        )
-
-    def _set_timer(self) -> None:
-        due_s = max(self._state.next_due_s(), self._read_until_s)
-        # a timer that fires too early only sets itself again, which is rarer than a step
-        if due_s >= self._timer_s or math.isinf(due_s):
-            return
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_s = due_s
-        self._timer = self._loop.call_at(due_s, self._tick)
-
-    def _tick(self) -> None:
-        now_s, due_s = self._loop.time(), self._timer_s
-        self._timer, self._timer_s = None, math.inf
-        if now_s - due_s > STOPPED_S:
-            # this process stood still: what the servers sent meanwhile is read first
-            self._read_until_s = now_s + READ_S
-            self._set_timer()
-            return
-        self._react(partial(self._state.tick, now_s))
+            raise ReplayMemoryFull(num_bytes, self._max_replay_bytes)
 
 
 def _lacks_room(error: SwarmError) -> bool:

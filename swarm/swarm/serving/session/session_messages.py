@@ -64,7 +64,7 @@ class SessionMessages:
         self.model = model
         self._prefixes = prefixes
         self._num_tokens = 0
-        self._session_id = session_id
+        self.session_id = session_id
         self._hides_text = bool(text_key)
         self.codec = codec
         # the first span's pages depend on tokens only; those of the other spans also on the codec of their inputs
@@ -112,7 +112,7 @@ class SessionMessages:
         num_pages = 0 if taken_over else stage.max_length // PAGE_TOKENS
         return OpenSequence(
             sequence_id=stage.sequence_id,
-            session_id=self._session_id,
+            session_id=self.session_id,
             revision=self.model.revision,
             start=stage.start,
             end=stage.end,

@@ -19,9 +19,9 @@ from swarm.router.routing import NoChain
 from swarm.serving.session.client_state import SessionOptions
 from swarm.serving.session.connection_pool import IDLE_S, ConnectionPool
 from swarm.serving.session.route_finder import MAX_LEFT_EARLY
-from swarm.serving.session.session import DIAL_S
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES
 from swarm.serving.session.stage import FLOOR_S
+from swarm.serving.session.stage_connections import DIAL_S
 from swarm.testing import virtual_time
 from swarm_protocol.errors import SessionError
 from swarm_protocol.session_frames import Frame, SampledToken, StepResult

@@ -20,7 +20,8 @@ from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.client_state import ClientState, SessionOptions
-from swarm.serving.session.session import MAX_STEP_BYTES, READ_S, Session
+from swarm.serving.session.deadline_timer import READ_S
+from swarm.serving.session.session import MAX_STEP_BYTES, Session
 from swarm.serving.session.session_actions import Action
 from swarm.serving.session.silence import ANSWER_S, QUIET_S
 from swarm.serving.session.stage import FLOOR_S, MAX_TOKEN_S
@@ -242,7 +243,7 @@ def test_session_gives_the_same_tokens_when_a_server_dies_during_prefill(index: 
                 asyncio.get_running_loop().call_later(delay_s, strike)
                 spare = {w.servers[peer_id] for peer_id in list(w.servers)[3:]}
                 # so that the servers that die are those in use
-                session._finder._known.servers = {
+                session._connections._finder._known.servers = {
                     server.network.peer_id: record
                     for server in w.servers.values()
                     if server not in spare
@@ -400,7 +401,7 @@ def test_session_gives_every_server_but_the_last_the_time_to_send_a_prompt_s_row
             assert await generate(session) == EXPECTED
             peer_id, record = next(iter((await w.membership.servers(MODEL)).items()))
             alone = Hop(peer_id=peer_id, start=0, end=NUM_BLOCKS, cost_ms=1.0, record=record)
-            stages = [*session._state.stages, session._new_stage(alone)]
+            stages = [*session._state.stages, session._connections._new_stage(alone)]
             sent = [stage.output_row_bytes for stage in stages]
             assert sent == [stages[1].row_bytes, stages[2].row_bytes, 0, 0]
             first, second = stages[:2]

@@ -118,6 +118,7 @@ class TopApp(App[None]):
         self._seen = source.overview()
         self._seen_s = clock()
         self._is_ready = self._is_interrupted = False
+        self._fetched: tuple[str, str] | None = None  # the tab and the row whose details are being fetched
         # kept rather than looked up, because drawing while the screen closes also needs them
         self._texts = {name: Static(id=f"{name}-text", classes="text") for name in ("head", *TABS)}
         self._tables: dict[str, DataTable[Text]] = {
@@ -207,13 +208,23 @@ class TopApp(App[None]):
         freshness = rendering.freshness(self._seen, age_s, late_s=LATE_S)
         self._texts["head"].update(Text.assemble((clean(self._seen.network_id, 32), "bold"), about, freshness))
 
-    @work(exclusive=True, group="detail")
-    async def _draw_detail(self) -> None:
-        """Draw the details in a worker, because they may have to be fetched. A newer call replaces an older one."""
+    def _draw_detail(self) -> None:
         tab = self._tabs.active
-        if tab in COLUMNS:
-            chosen = _chosen(self._tables[tab])
+        if tab not in COLUMNS:
+            return
+        chosen = _chosen(self._tables[tab])
+        if (tab, chosen) != self._fetched:  # else its details are drawn soon, however often the view changes meanwhile
+            self._fetch_detail(tab, chosen)
+
+    @work(exclusive=True, group="detail")
+    async def _fetch_detail(self, tab: str, chosen: str) -> None:
+        """Draw the details in a worker, because they may have to be fetched. Another row's replace it."""
+        self._fetched = tab, chosen
+        try:
             self._texts[tab].update(await self._detail(tab, chosen) if chosen else Text(f"no {tab}", "dim"))
+        finally:
+            if self._fetched == (tab, chosen):
+                self._fetched = None
 
     async def _detail(self, tab: str, chosen: str) -> Text:
         try:

@@ -123,6 +123,30 @@ def test_keys_choose_tabs_and_rows_their_details() -> None:
     driven(source, drive)
 
 
+def test_details_that_take_longer_than_the_next_view_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, answers = swarm(8), asyncio.Event()
+    fetch, asked = source.node, list[str]()
+
+    async def slow(peer_id: str) -> Any:
+        asked.append(peer_id)
+        await answers.wait()
+        return await fetch(peer_id)
+
+    async def drive(app: TopApp, pilot: Pilot[None]) -> None:
+        await pilot.press("4")
+        for _ in range(3):
+            source.change()
+            await pilot.pause()
+        first = source.nodes()[0].peer_id
+        assert asked == [first]
+        answers.set()
+        await settled(app, pilot)
+        assert first in text_of(app, "nodes")
+
+    monkeypatch.setattr(source, "node", slow)
+    driven(source, drive)
+
+
 def test_chosen_row_stays_when_nodes_come_and_go() -> None:
     source = swarm(8)
 

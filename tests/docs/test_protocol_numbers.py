@@ -122,7 +122,8 @@ SAID = [
     ("rounds.md", f"at least {run_context.FOUNDING_GRACE_S:.0f} s for a run's first group"),
     (
         "rounds.md",
-        f"`reduce_s` = {run_context.SPARE_S:.0f} s + 2 × encoded bytes ÷ {peer_connections.SLOWEST_BYTES_PER_S:,.0f}",
+        f"`reduce_s` = {run_context.SPARE_S:.0f} s + 2 × encoded bytes ÷ "
+        f"{peer_connections.SLOWEST_MEMBER_BYTES_PER_S:,.0f}",
     ),
     ("rounds.md", f"`vote_s` = {run_context.SPARE_S:.0f} s + N ÷ {run_context.SLOWEST_VALUES_PER_S:,.0f}"),
     ("rounds.md", f"between 1/{parts.NOISE} and {parts.NOISE} becomes 1"),

@@ -40,7 +40,7 @@ from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.peer_health import PeerHealth
 from swarm.serving.session.route_finder import RETRY_S, KnownServers
 from swarm.serving.session.session_state import MAX_FAILURES
-from swarm.serving.wire.tensor_stream import SLOWEST_BYTES_PER_S, receive_floats, send_tensor
+from swarm.serving.wire.tensor_stream import SLOWEST_TENSOR_BYTES_PER_S, receive_floats, send_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ def deadline_s(record: ServeRecord, method: str, *, num_blocks: float, num_rows:
     """Return the seconds that a call may take, by the server's own claim within bounds."""
     expected_s = num_blocks * num_rows * record.prefill_ms_per_token / 1000
     factor = FACTOR * (BACKWARD_FACTOR if method.startswith(BACKWARD_METHOD) else 1.0)
-    limit_s = FLOOR_S + min(factor * expected_s, MAX_COMPUTE_S) + num_bytes / SLOWEST_BYTES_PER_S
+    limit_s = FLOOR_S + min(factor * expected_s, MAX_COMPUTE_S) + num_bytes / SLOWEST_TENSOR_BYTES_PER_S
     return min(limit_s, limits.MAX_STEP_MS / 1000)
 
 

@@ -301,7 +301,7 @@ def test_only_the_last_server_gets_targets(boxes: Any, llama_dir: Path, monkeypa
             await echoed(swarm)
 
     # over such a link all logits would take over an hour, and the two numbers and two tokens of a row do not
-    monkeypatch.setattr(remote_blocks, "SLOWEST_BYTES_PER_S", 10.0)
+    monkeypatch.setattr(remote_blocks, "SLOWEST_TENSOR_BYTES_PER_S", 10.0)
     virtual_time.run(scenario())
     assert [(each.end, each.has_targets, each.num_top) for each in asked] == [(3, False, 0), (6, True, 2)]
     assert asked[1].deadline_s < 1.1 * asked[0].deadline_s

@@ -12,7 +12,7 @@ from support.faults import Fault, FaultScript
 from support.training_swarm import Member, Swarm, SyntheticInner, assert_equal_steps, config
 from swarm.testing import virtual_time
 from swarm.training.allreduce.parts import FRAME_VALUES
-from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, SLOWEST_BYTES_PER_S
+from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, SLOWEST_MEMBER_BYTES_PER_S
 from swarm.training.member.peer_calls import MISSING_S
 from swarm.training.run.run_config import RunConfig
 from swarm.training.trainer_events import OuterStep, RoundAborted
@@ -100,7 +100,7 @@ def test_member_on_the_slowest_supported_connection_does_not_count_as_silent(nam
         run = config(min_group=8, outer_steps=1, aggregator="centered_clip", name=name)
         async with Swarm(run) as swarm:
             for index in range(8):
-                rate = None if index else SLOWEST_BYTES_PER_S
+                rate = None if index else SLOWEST_MEMBER_BYTES_PER_S
                 await swarm.join(f"m{index}", inner=SyntheticInner(num_values=8 * FRAME_VALUES), bytes_per_s=rate)
             members = await swarm.finish()
             assert_equal_steps(members, 1)

@@ -25,7 +25,7 @@ from swarm_protocol.session_frames import SampledToken, SequenceReady, Spent
 
 from swarm.router.routing import Hop
 from swarm.serving.session.trace import HopTrace
-from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
+from swarm.serving.wire.multiplexed_connection import SLOWEST_SERVER_BYTES_PER_S
 
 FLOOR_S = 5.0
 """Minimum seconds for a step of a server that answers pings: `silence` notices one that is stopped or cut off
@@ -56,7 +56,7 @@ class StepTimer:
     def timeout_s(self, num_tokens: int, num_bytes: int) -> float:
         expected_s = self._decode_s if num_tokens == 1 else self._prefill_s * num_tokens
         max_s = MAX_TOKEN_S if num_tokens == 1 else MAX_COMPUTE_S
-        return FLOOR_S + min(FACTOR * expected_s, max_s) + num_bytes / SLOWEST_BYTES_PER_S
+        return FLOOR_S + min(FACTOR * expected_s, max_s) + num_bytes / SLOWEST_SERVER_BYTES_PER_S
 
     def expected_s(self, num_tokens: int) -> float:
         """Return the seconds that a prompt of `num_tokens` takes if nothing else runs, at most MAX_COMPUTE_S."""
@@ -151,7 +151,7 @@ class Deadline:
         now."""
         if not num_bytes or self.was_postponed:
             return False
-        self.due_s, self.was_postponed = now_s + num_bytes / SLOWEST_BYTES_PER_S, True
+        self.due_s, self.was_postponed = now_s + num_bytes / SLOWEST_SERVER_BYTES_PER_S, True
         return True
 
 

@@ -47,7 +47,7 @@ MAX_QUEUED_FRAMES = 2**14
 STALL_S = 20.0
 """Time that a message may take beside that for its bytes. A peer reads at once, unless it hangs."""
 
-SLOWEST_BYTES_PER_S = 62_500.0
+SLOWEST_SERVER_BYTES_PER_S = 62_500.0
 """Half of an uplink of 1 Mbit/s, since rows that go to two peers at once share it unequally. Pings notice a dead peer
 sooner."""
 
@@ -134,7 +134,7 @@ class MultiplexedConnection:
                     await self._changed.wait()
                     continue
                 message = Frames(tuple(self._take())).to_bytes()
-                async with asyncio.timeout(STALL_S + len(message) / SLOWEST_BYTES_PER_S):
+                async with asyncio.timeout(STALL_S + len(message) / SLOWEST_SERVER_BYTES_PER_S):
                     await self._stream.send(message)
                 self.num_messages += 1
             self.fail(PeerUnreachable("the connection is closed", peer_id=self.peer_id))

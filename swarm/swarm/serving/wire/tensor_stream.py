@@ -1,8 +1,8 @@
 """Tensors as rows on the wire: the rows of one step with their checks, and whole tensors over a stream.
 
 A whole tensor goes as pieces of about 1 MiB, so that other messages go between. `stall_s` is what the other side gets
-for a tensor beside the time that its bytes take at SLOWEST_BYTES_PER_S. A peer that keeps sending or reading a little
-thus holds a tensor's memory no longer than one that does neither.
+for a tensor beside the time that its bytes take at SLOWEST_TENSOR_BYTES_PER_S. A peer that keeps sending or reading a
+little thus holds a tensor's memory no longer than one that does neither.
 
 Shapes: T positions, H hidden size, N rows, C columns.
 """
@@ -27,7 +27,7 @@ from swarm.network.interface import Stream
 T = TypeVar("T")
 
 PIECE_BYTES = 2**20
-SLOWEST_BYTES_PER_S = 250_000.0
+SLOWEST_TENSOR_BYTES_PER_S = 250_000.0
 """A mobile uplink. Sessions allow for slower ones, but calls have no pings that notice a dead peer sooner."""
 
 
@@ -157,4 +157,4 @@ class _Limit:
 
     def moved(self, num_bytes: int) -> None:
         if self._at_s is not None:
-            self._at_s += num_bytes / SLOWEST_BYTES_PER_S
+            self._at_s += num_bytes / SLOWEST_TENSOR_BYTES_PER_S

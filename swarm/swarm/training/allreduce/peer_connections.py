@@ -29,7 +29,7 @@ from swarm.training.run.methods import Methods
 
 NEWEST = 0.5
 """The weight of the newest measurement in the average."""
-SLOWEST_BYTES_PER_S = 1.25e5
+SLOWEST_MEMBER_BYTES_PER_S = 1.25e5
 """The slowest connection that a run supports, 1 Mbit/s: a slower member holds up the group for too long."""
 MIN_BYTES = 1 << 16
 """Minimum bytes of a measurement: the time of fewer says more about the machines than about the connection between
@@ -97,7 +97,7 @@ class BandwidthMeter:
         the connection, the slowest one that a run supports is assumed."""
         known = [rate for rates in (self._from, self._to) if (rate := rates.get(peer))]
         if not known:
-            return num_bytes / (SLOWEST_BYTES_PER_S / max(1, self._num_others))
+            return num_bytes / (SLOWEST_MEMBER_BYTES_PER_S / max(1, self._num_others))
         return num_bytes / min(*known, self._latest.get(peer, math.inf))
 
 

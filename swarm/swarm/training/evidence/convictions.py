@@ -38,7 +38,7 @@ from swarm_protocol.proof_messages import (
 from swarm.network.interface import Stream
 from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
-from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S
+from swarm.training.allreduce.peer_connections import SLOWEST_MEMBER_BYTES_PER_S
 from swarm.training.evidence.bans import MAX_IGNORED, Ban, Bans
 from swarm.training.evidence.equivocation import EquivocationWatch
 from swarm.training.evidence.evidence import KINDS, EvidenceStore, accused, check
@@ -49,7 +49,7 @@ from swarm.training.state.run_context import RunContext
 logger = logging.getLogger(__name__)
 
 SEND_TIMEOUT_S = 10.0
-"""Deadline for sending evidence, in addition to its time at SLOWEST_BYTES_PER_S. Other members also send it."""
+"""Deadline for sending evidence, in addition to its time at SLOWEST_MEMBER_BYTES_PER_S. Other members also send it."""
 MAX_SENDING = 4
 """Peers to which evidence is sent at one time. They share this member's uplink; with more, none would get it in
 time."""
@@ -300,7 +300,7 @@ class Convictions:
 
     async def _send_to(self, peer: str, offer: bytes, data: bytes) -> None:
         network, methods = self._context.network, self._context.methods
-        timeout_s = SEND_TIMEOUT_S + len(data) / SLOWEST_BYTES_PER_S
+        timeout_s = SEND_TIMEOUT_S + len(data) / SLOWEST_MEMBER_BYTES_PER_S
         try:
             async with self._sends:
                 # evidence has megabytes, and most members have it from another one by the time that it is their turn

@@ -20,7 +20,7 @@ from swarm_protocol.run_credentials import RunCredential, grant_of, revocation_i
 from swarm.network.interface import FailpointHook
 from swarm.threads import in_executor
 from swarm.training.allreduce.parts import Residuals
-from swarm.training.allreduce.peer_connections import SLOWEST_BYTES_PER_S, BandwidthMeter, PeerConnections
+from swarm.training.allreduce.peer_connections import SLOWEST_MEMBER_BYTES_PER_S, BandwidthMeter, PeerConnections
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
@@ -104,7 +104,7 @@ def setup_of(context: RunContext) -> RoundSetup:
         order=replica.proof.origin.order if replica.proof else b"",
         grace_s=grace_s,
         patience_s=grace_s + PATIENCE_S,
-        reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_BYTES_PER_S),
+        reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_MEMBER_BYTES_PER_S),
         vote_s=min(limits.MAX_PHASE_S, SPARE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
     )
 

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import AsyncMock, patch
 
 import pytest
@@ -393,6 +393,24 @@ def test_first_request_to_a_server_that_is_gone_soon_asks_another(boxes: Any, ll
             assert clock() - since_s < DIAL_S + 1
 
     virtual_time.run(scenario())
+
+
+def test_server_is_not_left_for_a_dial_during_which_this_process_was_stopped(boxes: Any, llama_dir: Path) -> None:
+    keep_open = ConnectionPool._keep_open
+
+    async def dialled_late(pool: ConnectionPool, *arguments: Any) -> None:
+        await asyncio.sleep(0.1)
+        cast(Any, asyncio.get_running_loop())._now_s += 2 * DIAL_S
+        await asyncio.sleep(0.1)
+        await keep_open(pool, *arguments)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 2) as box:
+            assert await box.tokens() == box.expected()
+            assert not box.client._state.health.avoid
+
+    with patch.object(ConnectionPool, "_keep_open", dialled_late):
+        virtual_time.run(scenario())
 
 
 def test_session_whose_servers_are_all_slow_to_dial_leaves_two_and_waits_for_the_third(

@@ -26,7 +26,7 @@ from swarm.serving.session.session_actions import Action
 from swarm.serving.session.silence import ANSWER_S, QUIET_S
 from swarm.serving.session.stage import FLOOR_S, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
-from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
+from swarm.serving.wire.multiplexed_connection import SLOWEST_SERVER_BYTES_PER_S
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerUnreachable, SessionError, SwarmError
 from swarm_protocol.rows import Rows
@@ -406,7 +406,7 @@ def test_session_gives_every_server_but_the_last_the_time_to_send_a_prompt_s_row
             assert sent == [stages[1].row_bytes, stages[2].row_bytes, 0, 0]
             first, second = stages[:2]
             first.num_arrived, second.num_arrived = first.num_run + 10**6, second.num_run + 10**6
-            assert first.timeout_s() > 2 * 10**6 * second.row_bytes / SLOWEST_BYTES_PER_S
+            assert first.timeout_s() > 2 * 10**6 * second.row_bytes / SLOWEST_SERVER_BYTES_PER_S
 
     run(scenario())
 
@@ -426,7 +426,8 @@ def test_step_has_the_time_of_the_rows_that_other_sessions_of_the_client_wait_fo
             stage.expect_report(stage.num_run + 1, began_s)
             one._state.tick(stage.deadline.due_s)
             assert stage in one._state.stages
-            assert stage.deadline.due_s == pytest.approx(began_s + stage.timeout_s() + num_bytes / SLOWEST_BYTES_PER_S)
+            due_s = began_s + stage.timeout_s() + num_bytes / SLOWEST_SERVER_BYTES_PER_S
+            assert stage.deadline.due_s == pytest.approx(due_s)
             beside.num_expected, stage.num_expected = beside.num_run, stage.num_run
 
     run(scenario())

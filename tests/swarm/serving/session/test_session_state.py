@@ -39,7 +39,7 @@ from swarm.serving.session.session_actions import (
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES, SessionState
 from swarm.serving.session.silence import MAX_ANSWER_S, QUIET_S
 from swarm.serving.session.stage import FLOOR_S, Stage, StepReport
-from swarm.serving.wire.multiplexed_connection import SLOWEST_BYTES_PER_S
+from swarm.serving.wire.multiplexed_connection import SLOWEST_SERVER_BYTES_PER_S
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.session_frames import SampledToken
 
@@ -204,7 +204,7 @@ def test_state_gives_a_server_up_that_falls_silent_during_a_prompt_before_its_st
 
 
 def test_state_lets_a_step_wait_once_for_the_rows_of_other_sessions() -> None:
-    state = ring(bytes_beside={"s0": int(10 * SLOWEST_BYTES_PER_S)}.__getitem__)
+    state = ring(bytes_beside={"s0": int(10 * SLOWEST_SERVER_BYTES_PER_S)}.__getitem__)
     first, due_s = state.stages[0], state.stages[0].deadline.due_s
     state.tick(due_s)
     assert first.deadline.due_s == due_s + 10

@@ -234,7 +234,7 @@ class Observer:
             if (
                 link.rank > rank
                 and link.order == start.order
-                and any(self._succession.is_enough(roster, link.voters) for roster in rosters)
+                and self._succession.is_enough_of_any(rosters, link.voters)
             ):
                 rank, rosters = link.rank, [link.roster]
                 chain.append(link)

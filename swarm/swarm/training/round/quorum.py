@@ -89,6 +89,10 @@ class Succession:
         has_first = not odd and min(roster) in present
         return min(usual, half if has_first else half + 1)
 
+    def is_enough_of_any(self, rosters: Iterable[Collection[str]], voters: Collection[str]) -> bool:
+        """Return whether `voters` are enough for one of several rosters that may decide."""
+        return any(self.is_enough(roster, voters) for roster in rosters)
+
     def is_enough(self, roster: Collection[str], voters: Collection[str]) -> bool:
         """Return whether `voters` are enough to decide the state that follows from one with this `roster`."""
         return len(set(roster) & set(voters)) >= self.num_enough(roster, voters)

@@ -127,7 +127,7 @@ async def _links_after(reader: ProofReader, peer: str, proof: Proof, anchor: Anc
     """Return the links from `anchor` to `proof`, which has the same order and a higher rank; None if they do not lead
     there."""
     links, is_known = list[Proof](), peer in reader.apart
-    if any(reader.signatures.succession.is_enough(roster, proof.voters) for roster in anchor.rosters):
+    if reader.signatures.succession.is_enough_of_any(anchor.rosters, proof.voters):
         return ()
     if anchor.rosters:
         try:
@@ -150,7 +150,7 @@ async def _walk(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) ->
             if not shown and (peer in reader.apart or len(reader.apart) < MAX_APART):
                 reader.apart[peer] = link
             shown = True
-            if rank < link.rank < proof.rank and any(succession.is_enough(each, link.voters) for each in rosters):
+            if rank < link.rank < proof.rank and succession.is_enough_of_any(rosters, link.voters):
                 rosters, rank = (link.roster,), link.rank
                 links.append(link)
                 if succession.is_enough(link.roster, proof.voters):

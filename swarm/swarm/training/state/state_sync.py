@@ -207,12 +207,12 @@ async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> lis
 def _is_voted_for(context: RunContext, links: Sequence[Proof]) -> bool:
     """Return whether each of `links` has the votes of enough members of the state before it, or of those that a later
     resume order names. The first one starts from this member's state. Strangers can make certificates of their own."""
-    anchor, is_enough = anchor_of(context), context.signatures.succession.is_enough
+    anchor, succession = anchor_of(context), context.signatures.succession
     rosters, sequence = anchor.rosters, anchor.sequence
     for link in links:
         if link.order is not None and link.sequence > sequence:
             rosters, sequence = (link.order.roster,), link.sequence
-        if link.sequence < sequence or not any(is_enough(roster, link.voters) for roster in rosters):
+        if link.sequence < sequence or not succession.is_enough_of_any(rosters, link.voters):
             return False
         rosters = (link.roster,)
     return True

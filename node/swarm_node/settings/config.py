@@ -208,8 +208,7 @@ class Config(BaseModel):
     start: Path | None = _setting(None, parsers.parse_path, "DIR", example="~/models/story")
     """Local copy of the checkpoint that the run starts from: a Hugging Face model directory."""
     devices: tuple[str, ...] = _setting((), parsers.parse_device, "DEVICES", many=True, example="cuda:0,cuda:1")
-    """Train on several devices as one member, such as cuda:0,cuda:1, or cpu,cpu for two processes on
-    the CPU."""
+    """Train on several devices as one member, such as cuda:0,cuda:1, or cpu,cpu for two processes on the CPU."""
     micro_batch: int = _setting(0, parsers.whole_number(0, 1 << 16), "N", example="1")
     """Samples per forward and backward pass in training; 0: the whole batch."""
     autocast: bool = _switch()

@@ -33,6 +33,7 @@ from swarm_protocol.session_frames import (
     TokenDraw,
 )
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.membership import Membership
 from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.model.shape import ModelShape
@@ -148,14 +149,10 @@ class Session:
         self._client.leave(self)
         self._timer.cancel()
         self._todo.clear()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
         for stage in self._connections.stages:
             self._close_stage(stage)
             self._client.health.made_room(stage.peer_id)
-        if tasks:
-            await asyncio.wait(tasks)
+        await end_tasks(*self._tasks)
 
     def bytes_under_way(self, peer_id: str) -> int:
         """Return the bytes of the rows that the session waits for from a server, and of their inputs."""

@@ -221,7 +221,9 @@ class Stage:
     @property
     def bytes_under_way(self) -> int:
         """The bytes of the rows that the stage has not reported yet: its inputs and outputs, with copies of them."""
-        num_rows = max(self.num_expected, self.num_arrived) - self.num_run
+        return self._bytes_of(max(self.num_expected, self.num_arrived) - self.num_run)
+
+    def _bytes_of(self, num_rows: int) -> int:
         return 2 * num_rows * max(self.row_bytes, self.output_row_bytes)
 
     def begin(self, position: int) -> None:
@@ -277,7 +279,7 @@ class Stage:
     def timeout_s(self) -> float:
         """Return how long the server may take to report what it owes, or to answer at all."""
         num_owed = max(1, self.num_arrived - self.num_run)
-        return self.timer.timeout_s(num_owed, 2 * num_owed * max(self.row_bytes, self.output_row_bytes))
+        return self.timer.timeout_s(num_owed, self._bytes_of(num_owed))
 
     def _set_deadline(self, now_s: float) -> None:
         if self.num_arrived == self.num_run:

@@ -24,6 +24,7 @@ from swarm_node.storage.home import Home
 
 SERVICE = "swarm.v1.Control"
 DEADLINE_S = 5.0  # a healthy daemon answers in milliseconds; if it does not, the user is told
+START_S = 30.0  # a daemon that is being started first loads torch, which takes long on a busy machine
 _OPTIONS = [("grpc.max_receive_message_length", limits.MAX_CONTROL_BYTES), ("grpc.so_reuseport", 0)]
 
 
@@ -75,13 +76,14 @@ class ControlClient:
                 f"no daemon is running in {self._home.path}",
                 remedy="start a daemon with `swarm-node join`, or name its directory with --home",
             )
+        deadline_s = DEADLINE_S if self._home.socket.exists() else START_S
         with grpc.insecure_channel(_address(self._home.socket), options=_OPTIONS) as channel:
             ask = channel.unary_unary(f"/{SERVICE}/{method}")
             try:
-                answer: bytes = ask(request, timeout=DEADLINE_S, wait_for_ready=True)
+                answer: bytes = ask(request, timeout=deadline_s, wait_for_ready=True)
             except grpc.RpcError as error:
                 is_late = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-                why = f" within {DEADLINE_S:.0f} s" if is_late else f": {error.details()}"
+                why = f" within {deadline_s:.0f} s" if is_late else f": {error.details()}"
                 raise PeerTimeout(
                     f"the daemon (pid {pid}) in {self._home.path} does not answer{why}",
                     remedy=f"it may still be starting; if this persists, read {self._home.log} and run `kill {pid}`",

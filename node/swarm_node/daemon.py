@@ -12,13 +12,13 @@ import math
 import os
 import resource
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 
 import uvloop
 from swarm.network.clock_watch import CLOCK_S, ClockWatch, clock_skews_s
 from swarm.network.libp2p.greeting import off_by
-from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback
@@ -27,7 +27,7 @@ from swarm.network.traffic import Traffic, TrafficLimits
 from swarm.network.version_watch import VersionWatch
 from swarm.threads import in_own_thread
 from swarm_protocol import limits
-from swarm_protocol.control_messages import LeaveReply, LeaveRequest
+from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest
 from swarm_protocol.errors import PeerError, cause, first_few
 from swarm_protocol.identity import Identity
 from swarm_protocol.version import PROTOCOL_VERSION, Hello, software_version
@@ -40,10 +40,11 @@ from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic, keep_count
 from swarm_node.machine import hardware, reachability
 from swarm_node.machine.hardware import Hardware
 from swarm_node.metrics.exporter import exporting
-from swarm_node.node import Node, NodeRole, StartupSteps
+from swarm_node.network_join import join_network
+from swarm_node.node import Node, NodeRole, StartupSteps, starting_status
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import CTRL_C, FORCED_S, Shutdown, signals_to, watch_stdin
-from swarm_node.storage import kept_invitation, remembered_peers
+from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ async def _until_over(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emi
 async def _count_down(life: asyncio.Task[None], shutdown: Shutdown, emitter: Emitter) -> None:
     """Wait while the role finishes, within the grace period, and print how much time is left."""
     now_s = asyncio.get_running_loop().time
-    grace_s = FORCED_S if shutdown.forced.is_set() else shutdown.grace_s
+    grace_s = FORCED_S if shutdown.forced.is_set() else max(FORCED_S, shutdown.grace_s)
     until_s = now_s() + grace_s
     emitter.emit("draining", reason=shutdown.reason, seconds=grace_s)
     told_s = now_s()
@@ -163,64 +164,77 @@ async def _first(life: asyncio.Task[None], *events: asyncio.Event, timeout_s: fl
 
 async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, shutdown: Shutdown) -> None:
     """Run the node: start it, let it work, and close it."""
-    steps = StartupSteps(emitter, NUM_STEPS + role.num_steps)
-    machine = await _machine(config, home, role)
-    steps.done("hardware", str(machine))
     identity = Identity.load(home.identity)
-    limits = _limits(config)
-    traffic = Traffic(limits)
-    month = MonthlyTraffic(home.traffic, time.time())
-    lending = Lending(config.hours, config.monthly_traffic, month)
-    use = LinkUse(traffic, asyncio.get_running_loop().time())
-    async with _on_network(config, home, role, traffic) as network, Membership(network) as membership:
-        node = Node(
-            config=config,
-            home=home,
-            identity=identity,
-            emitter=emitter,
-            shutdown=shutdown,
-            hardware=machine,
-            network=network,
-            membership=membership,
-            steps=steps,
-            limits=limits,
-            lending=lending,
-            link_use=use,
-            role=role.name,
-            peer_paths=network.traffic.peer_paths,
-            relay_counts=network.active_relay_counts,
-        )
-        async with (
-            remembered_peers.remembering(home, network),
-            control.serving(home.socket, lambda _: node.status(), lambda request: _leave(node, request)),
-            exporting(node, network),
-            asyncio.TaskGroup() as tasks,
-        ):
-            await _arrive(node, network)
+    node: Node | None = None
+    now_s = asyncio.get_running_loop().time
+    since_s = now_s()
 
-            async def failed() -> None:
-                raise await network.wait_failed()
+    async def status(_request: StatusRequest) -> StatusReply:
+        return await node.status() if node else starting_status(config, identity.peer_id, now_s() - since_s)
 
-            watches = [
-                tasks.create_task(keep_sampling(use), name="measure the use of the link"),
-                tasks.create_task(_keep_announced(node, network), name="announce"),
-                tasks.create_task(_keep_renewed(node), name="watch for suspensions"),
-                tasks.create_task(
-                    _keep_compared_with_peers(node, network), name="compare clock and version with peers"
-                ),
-                tasks.create_task(failed(), name="watch libp2p"),
-            ]
-            if role.computes and config.probe != "off":
-                from swarm_node.machine import probe  # noqa: PLC0415 - torch
+    async with control.serving(home.socket, status, partial(_leave, shutdown)):
+        steps = StartupSteps(emitter, NUM_STEPS + role.num_steps)
+        machine = await _machine(config, home, role)
+        steps.done("hardware", str(machine))
+        limits = _limits(config)
+        traffic = Traffic(limits)
+        month = MonthlyTraffic(home.traffic, time.time())
+        network = await join_network(config, home, role, traffic, emitter, shutdown)
+        if network is None:
+            return
+        async with network, Membership(network) as membership:
+            node = Node(
+                config=config,
+                home=home,
+                identity=identity,
+                emitter=emitter,
+                shutdown=shutdown,
+                hardware=machine,
+                network=network,
+                membership=membership,
+                steps=steps,
+                limits=limits,
+                lending=Lending(config.hours, config.monthly_traffic, month),
+                link_use=LinkUse(traffic, now_s()),
+                role=role.name,
+                peer_paths=network.traffic.peer_paths,
+                relay_counts=network.active_relay_counts,
+            )
+            await _work(node, network, role, month)
 
-                watches.append(tasks.create_task(probe.keep_measuring(node), name="measure"))
-            if lending.budget_bytes:
-                watches.append(tasks.create_task(keep_counting(month, traffic), name="count the month's traffic"))
-            shutdown.grace_s = config.drain_s
-            await (run_in_shifts(node, role, network.allow_relaying) if lending.is_limited else role.run(node))
-            shutdown.finished.set()
-            for watch in watches:
-                watch.cancel()
+
+async def _work(node: Node, network: Libp2pNetwork, role: NodeRole, month: MonthlyTraffic) -> None:
+    """Arrive on the network and run the role to its end, with all that goes on beside it."""
+    shutdown, lending = node.shutdown, node.lending
+    async with (
+        remembered_peers.remembering(node.home, network),
+        exporting(node, network),
+        asyncio.TaskGroup() as tasks,
+    ):
+        await _arrive(node, network)
+
+        async def failed() -> None:
+            raise await network.wait_failed()
+
+        watches = [
+            tasks.create_task(keep_sampling(node.link_use), name="measure the use of the link"),
+            tasks.create_task(_keep_announced(node, network), name="announce"),
+            tasks.create_task(_keep_renewed(node), name="watch for suspensions"),
+            tasks.create_task(_keep_compared_with_peers(node, network), name="compare clock and version with peers"),
+            tasks.create_task(failed(), name="watch libp2p"),
+        ]
+        if role.computes and node.config.probe != "off":
+            from swarm_node.machine import probe  # noqa: PLC0415 - torch
+
+            watches.append(tasks.create_task(probe.keep_measuring(node), name="measure"))
+        if lending.budget_bytes:
+            counting = keep_counting(month, network.traffic)
+            watches.append(tasks.create_task(counting, name="count the month's traffic"))
+        shutdown.grace_s = node.config.drain_s
+        await (run_in_shifts(node, role, network.allow_relaying) if lending.is_limited else role.run(node))
+        shutdown.finished.set()
+        for watch in watches:
+            watch.cancel()
 
 
 async def _machine(config: Config, home: Home, role: NodeRole) -> Hardware:
@@ -246,36 +260,6 @@ def _examine(config: Config, home: Home, role: NodeRole) -> Hardware:
 
 def _limits(config: Config) -> TrafficLimits:
     return TrafficLimits(up_bytes_per_s=config.max_upload or math.inf, down_bytes_per_s=config.max_download or math.inf)
-
-
-@asynccontextmanager
-async def _on_network(config: Config, home: Home, role: NodeRole, traffic: Traffic) -> AsyncIterator[Libp2pNetwork]:
-    known = remembered_peers.remembered(config)
-    relays = tuple(f"{addr}/p2p/{each.peer_id}" for each in known if each.relays for addr in each.addrs)
-    network = await Libp2pNetwork.create(
-        Libp2pOptions(
-            identity_path=home.identity,
-            network_id=config.network_id,
-            peers=config.peers,
-            remembered=tuple(each.contact for each in known),
-            may_be_first=role.name == "seed",
-            relays=relays,
-            listen=config.listen,
-            announce=config.announce,
-            mdns=config.mdns,
-            relay_bytes_per_s=config.relay_rate,
-            relay=role.relay(config),
-            invitation=config.invite,
-            revocations=kept_invitation.read_revocations(home) if config.invite else b"",
-        ),
-        traffic,
-    )
-    if config.invite is not None:
-        kept_invitation.keep(home, config.invite)
-    try:
-        yield network
-    finally:
-        await network.close()
 
 
 async def _arrive(node: Node, network: Libp2pNetwork) -> None:
@@ -383,9 +367,9 @@ async def _look_around(node: Node) -> None:
         logger.info("cannot see the other nodes: %s", error)
 
 
-async def _leave(node: Node, request: LeaveRequest) -> LeaveReply:
+async def _leave(shutdown: Shutdown, request: LeaveRequest) -> LeaveReply:
     if request.drain:
-        node.shutdown.request("drain")
+        shutdown.request("drain")
     else:
-        node.shutdown.force("stop")
-    return LeaveReply(pid=os.getpid(), seconds=node.shutdown.grace_s if request.drain else 0.0)
+        shutdown.force("stop")
+    return LeaveReply(pid=os.getpid(), seconds=shutdown.grace_s if request.drain else 0.0)

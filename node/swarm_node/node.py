@@ -235,6 +235,25 @@ class Node:
         )
 
 
+def starting_status(config: Config, peer_id: str, uptime_s: float) -> StatusReply:
+    """Return the status of a daemon that has not joined its network yet."""
+    return StatusReply(
+        peer_id=peer_id,
+        name=config.name,
+        version=software_version(),
+        pid=os.getpid(),
+        uptime_s=uptime_s,
+        network_id=config.network_id,
+        addrs=(),
+        reachability="unknown",
+        num_peers=0,
+        state="starting",
+        training=None,
+        serving=None,
+        memory_bytes=resident_bytes(),
+    )
+
+
 def count_paths(paths: Mapping[str, PeerPath]) -> PathCounts:
     """Return the number of peers for each kind of path."""
     counts = Counter(path.kind for path in paths.values())

@@ -152,6 +152,30 @@ def test_client_of_a_stuck_daemon_names_its_process(tmp_path: Path, monkeypatch:
     asyncio.run(scene())
 
 
+def test_client_waits_for_a_daemon_that_is_being_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "DEADLINE_S", 0.01)
+    home = Home(tmp_path)
+    home.create()
+
+    async def scene() -> StatusReply:
+        with home.locked():
+            asking = asyncio.create_task(asyncio.to_thread(ControlClient(Home(tmp_path)).status))
+            await asyncio.sleep(0.1)  # it loads torch
+            async with control.serving(home.socket, answer, leave=None):  # type: ignore[arg-type]
+                return await asking
+
+    async def answer(_request: StatusRequest) -> StatusReply:
+        return REPLY
+
+    assert asyncio.run(scene()) == REPLY
+
+
+def test_status_of_a_node_that_has_not_joined_yet_says_so() -> None:
+    text = this_node.text(replace(REPLY, addrs=(), num_peers=0, state="starting", training=None, serving=None))
+    assert re.search(r"^network +tests, not joined yet$", text, re.MULTILINE)
+    assert re.search(r"^state +starting, up ", text, re.MULTILINE)
+
+
 def test_serving_fails_with_the_reason_when_the_path_is_taken(tmp_path: Path) -> None:
     async def scene() -> None:
         (tmp_path / "socket").mkdir()

@@ -108,8 +108,7 @@ def text(reply: StatusReply) -> str:
         "serving": _serving(reply.serving) if reply.serving else "",
         "checks": _checks(reply.spot_checks) if reply.spot_checks else "",
         "not used": reply.convicted_servers,
-        "network": f"{reply.network_id}, {plural(reply.num_peers, 'node')} live, "
-        f"reachability {reach(reply.reachability, reply.addrs)}",
+        "network": _network(reply),
         "peers": tuple(_peers(reply)),
         "relaying": _relaying(reply.relaying) if reply.relaying else "",
         "address": reply.addrs or "none yet",
@@ -119,6 +118,13 @@ def text(reply: StatusReply) -> str:
     return "\n".join(
         f"{title:<10} {line if isinstance(line, str) else below.join(line)}" for title, line in lines.items() if line
     )
+
+
+def _network(reply: StatusReply) -> str:
+    if not reply.num_peers:  # a node counts itself once it has joined
+        return f"{reply.network_id}, not joined yet"
+    live, reached = plural(reply.num_peers, "node"), reach(reply.reachability, reply.addrs)
+    return f"{reply.network_id}, {live} live, reachability {reached}"
 
 
 def _limit_lines(reply: StatusReply) -> dict[str, str]:

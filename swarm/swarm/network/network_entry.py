@@ -60,6 +60,10 @@ IP4_HEAD_START_S = 0.5
 logger = logging.getLogger(__name__)
 
 
+class NobodyReached(StartError):
+    """No peer answered. Some may answer later."""
+
+
 class ClockError(StartError):
     """This machine's clock differs too much from those of the peers that it reached."""
 
@@ -170,7 +174,7 @@ async def join(
 
     Without given and remembered peers and without `find_nearby`, this node starts alone. With `may_be_first` it also
     starts alone if remembered peers do not answer, and does not search for local peers. Raises ConfigError if a given
-    peer refuses and no other given peer accepts, StartError if no peer was reached, and ClockError.
+    peer refuses and no other given peer accepts, StartError if only other peers refuse, NobodyReached, and ClockError.
     """
     if may_be_first:
         find_nearby = None
@@ -310,7 +314,7 @@ def _unreachable_error(
     if refusal is not None:
         refused = f"one that answered cannot be joined: {refusal.message}"
         return StartError("; ".join(filter(None, (given, remembered, refused))), remedy=refusal.remedy)
-    return StartError("; ".join(filter(None, (given, remembered, nearby))), remedy=remedy)
+    return NobodyReached("; ".join(filter(None, (given, remembered, nearby))), remedy=remedy)
 
 
 def _check_clock(skews_s: Sequence[float]) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 from functools import partial
 
 import pytest
+from support.free_ports import free_port
 from support.node_process import START_S, Node, wait_until
 from swarm.network import network_entry
 
 from .conftest import RunHere, StartNode
 
+UNKNOWN = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
 JOIN = ("join", "--take", "nothing", "--network-id", "orphans", "--probe", "off", "--device", "cpu")
 
 
@@ -71,13 +74,43 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_light: Start
     told_nothing.end()
     other.end()
 
-    alone = run_here(*JOIN, "--home", node.home)
-    assert alone.code == 1
-    assert "peers that this node remembers (2) could be reached → give --peers" in alone.error
-    assert alone.seconds < START_S
-    both = run_here(*JOIN, "--peers", addrs[0], "--home", node.home)
-    assert "none of the given peers could be reached" in both.error
-    assert "connection refused" in both.error
+    alone = start_light(*JOIN, home="node")
+    warning = alone.wait_for("warning")
+    assert "peers that this node remembers (2) could be reached; this node keeps trying" in str(warning["message"])
+    assert str(warning["remedy"]).startswith("give --peers")
+
+
+HURRY = partial(exec, "from swarm_node import network_join as tried; tried.MIN_PAUSE_S = tried.MAX_PAUSE_S = 0.2")
+
+
+def test_new_node_that_starts_before_its_seed_says_so_once_and_joins_when_the_seed_comes(
+    start_light: StartNode, run_here: RunHere
+) -> None:
+    place = f"/ip4/127.0.0.1/tcp/{free_port()}"
+    first = start_light("seed", "--network-id", "orphans", "--listen", place, home="seed")
+    addr = f"{place}/p2p/{first.wait_for('ready')['peer_id']}"
+    first.end()
+    node = start_light(*JOIN, "--peers", addr, home="node", begin=HURRY)
+    warning = node.wait_for("warning")
+    assert f"none of the given peers could be reached: {addr}: connection refused" in str(warning["message"])
+    assert "check the addresses" in str(warning["remedy"])
+    [status] = run_here("status", "--home", node.home).events
+    assert (status["state"], status["addrs"], status["num_peers"]) == ("starting", [], 0)
+    start_light("seed", "--network-id", "orphans", "--listen", place, home="seed").wait_for("ready")
+    node.wait_for("ready")
+    assert [event["message"] for event in node.events if event["event"] == "warning"] == [warning["message"]]
+
+
+@pytest.mark.parametrize("way", ["drain", "stop", "SIGTERM"])
+def test_node_that_waits_for_its_seed_leaves_when_told(way: str, start_light: StartNode, run_here: RunHere) -> None:
+    node = start_light(*JOIN, "--peers", f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{UNKNOWN}", home="node")
+    node.wait_for("warning")
+    if way == "SIGTERM":
+        node.process.send_signal(signal.SIGTERM)
+    else:
+        assert run_here(way, "--home", node.home).code == 0
+    assert node.wait_end() == 0
+    assert node.events[-1] | {"time": 0} == {"event": "stopped", "time": 0, "reason": way, "clean": True}
 
 
 def test_given_peer_of_another_network_is_named_when_others_are_remembered(

@@ -79,7 +79,7 @@ def trouble(event: IntervalFailed | InvitationRefused | OtherHistory, run_id: st
         peers = first_few(event.peers, MAX_NAMED, short_id)
         message = f"another state of outer step {event.step} than that of this node is shown by {peers}: {run_id} was "
         message += "begun twice, or that state is made up; this node keeps its own"
-        return message, "let the run's author endorse one of them; to follow the other one, join with a new --home"
+        return message, "the run's author can name the one that goes on: swarm-node run resume FILE --peers ADDR"
     message = f"the invitation {event.serial} to {run_id} {event.reason}: it does not let this node in"
     return message, "ask the inviter for another invitation, and give it with --invitation"
 

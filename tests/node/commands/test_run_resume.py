@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +17,7 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.run.run_file import write_run
-from swarm.training.trainer_events import OuterStep, RunResumed
+from swarm.training.trainer_events import OtherHistory, OuterStep, RunResumed
 from swarm_node import cli
 from swarm_node.commands import run_orders
 from swarm_node.commands.run_orders import AuthorVisit, read_members
@@ -95,6 +96,36 @@ def test_resume_of_a_run_that_goes_on_says_that_it_needs_no_order() -> None:
             assert delivered["event"] == "resume_delivered"
 
     virtual_time.run(main(), compute_s=interval_cost)
+
+
+@pytest.mark.parametrize("num_named", [0, 2], ids=["history of most", "history of those named"])
+def test_resume_unites_a_run_that_was_begun_on_both_sides_of_a_partition(num_named: int) -> None:
+    """Both sides go on equally fast. No vote unites them, since each side is enough for its own history."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=20)) as swarm:
+            members = [await swarm.join(f"m{index}") for index in range(5)]
+            few, most = members[:2], members[2:]
+            swarm.internet.partition([[member.peer_id for member in few]])
+            while not all(member.of(OuterStep) for member in members):
+                await asyncio.sleep(0.05)
+            swarm.internet.heal()
+            async with asyncio.timeout(30.0):
+                while not all(member.of(OtherHistory) for member in members):
+                    await asyncio.sleep(0.05)
+            assert few[0].of(OuterStep)[-1].group != most[0].of(OuterStep)[-1].group
+            kept = few if num_named else most
+            named = tuple(member.peer_id for member in few[:num_named])
+            planned, delivered = await resume(swarm, is_certain=True, named=named)
+            assert planned["roster"] == delivered["peers"] == sorted(member.peer_id for member in kept)
+            await swarm.finish()
+            assert len({member.digest for member in members}) == 1
+            (event,) = kept[0].of(RunResumed)
+            assert event.digest == planned["digest"] in {each.digest for each in kept[0].of(OuterStep)}
+            for member in members:
+                assert set(member.of(OuterStep)[-1].group) == {each.peer_id for each in members}
+
+    virtual_time.run(main(), compute_s=partial(interval_cost, interval_s=4.0))
 
 
 @pytest.mark.parametrize("certain", [False, True], ids=["asked", "certain"])

@@ -39,8 +39,6 @@ MAX_SOUGHT = 256
 """Maximum peers that claim an endorsement and are asked for it. One honest peer among them is enough."""
 LATE_S = 5.0
 """Time after which other peers with the same state are asked, too, to show how it follows."""
-MAX_APART = 64
-"""Maximum peers with a state that does not follow from the trusted one that are remembered."""
 NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED_FOR_STANDING
 """Peers that are asked at a time, until one shows an endorsement. Usually one of the first does."""
 
@@ -147,8 +145,8 @@ async def _walk(reader: ProofReader, peer: str, proof: Proof, anchor: Anchor) ->
     shown = False
     async with aclosing(reader.history(peer, StandingRequest(run=reader.run, step=anchor.outer_step + 1))) as history:
         async for link in history:
-            if not shown and (peer in reader.apart or len(reader.apart) < MAX_APART):
-                reader.apart[peer] = link
+            if not shown:
+                reader.note_apart(peer, link)
             shown = True
             if rank < link.rank < proof.rank and succession.is_enough_of_any(rosters, link.voters):
                 rosters, rank = (link.roster,), link.rank

@@ -132,8 +132,9 @@ class CertificateHistory:
 
     def contradicts(self, place: tuple[int, int, int], state_digest: bytes) -> bool:
         """Return whether another state than that of `state_digest` has this `place`: its sequence, outer step and next
-        attempt. False also if the link of that place was removed."""
-        return any(link.rank[:3] == place and link.outcome.state_digest != state_digest for link in self._links)
+        attempt. False also if the link of that place was removed, or if the replica has followed both."""
+        digests = {link.outcome.state_digest for link in self._links if link.rank[:3] == place}
+        return bool(digests) and state_digest not in digests
 
     def add(self, links: Iterable[Proof]) -> None:
         """Add checked `links`."""

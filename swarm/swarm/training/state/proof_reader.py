@@ -39,6 +39,9 @@ MAX_HELD_EVIDENCE_BYTES = 128 << 20
 """Maximum evidence that is kept, or taken from one peer: thousands of pieces of the usual size, or two of the
 largest."""
 
+MAX_APART = 64
+"""Maximum peers with a state that does not follow from the trusted one that are remembered."""
+
 SMALL_BYTES = 1 << 13
 """The largest certificate or manifest that is checked on the event loop, in ten milliseconds at most."""
 
@@ -52,7 +55,7 @@ trainers are large."""
 class ProofReader:
     """Asks peers of one run for the certificates of their states, and checks them. `executor` checks large ones; None:
     the event loop's default. `endorsements` takes in the author's endorsements that peers show. `apart` are peers whose
-    states do not follow from the trusted one, each with the earliest one after it that the peer has shown."""
+    states do not follow from the trusted one, each with a state that the peer has shown."""
 
     network: Network
     signatures: RunSignatures
@@ -93,6 +96,11 @@ class ProofReader:
         remembered[certificate] = proof
         while sum(map(len, remembered)) > MAX_REMEMBERED_BYTES:
             remembered.popitem(last=False)
+
+    def note_apart(self, peer: str, link: Proof) -> None:
+        """Remember that `peer` shows `link`, which does not follow from the trusted state as far as is known."""
+        if peer in self.apart or len(self.apart) < MAX_APART:
+            self.apart[peer] = link
 
     async def standing(self, peer: str, request: StandingRequest) -> Standing:
         """Return the standing of `peer`, without checking its certificate. Raises SwarmError."""

@@ -18,7 +18,7 @@ from swarm.testing import virtual_time
 from swarm.training.member.progress_reports import BROKE_PROTOCOL, DOWNWEIGHTED, LEFT_OUT, MemberReports, RoundLog
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.round_events import GiveUp
-from swarm.training.state.ancestry import MAX_APART
+from swarm.training.state.proof_reader import MAX_APART
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OtherHistory, OuterStep, RoundAborted, TrainingEvent
 from swarm_protocol import limits

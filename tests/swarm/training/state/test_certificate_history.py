@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,7 +90,8 @@ class Laggard:
         context: Any = SimpleNamespace(
             signatures=SIGNERS[0], replica=replica, run="run", network=mine, endorsements=Endorsements(), apart={}
         )
-        context.history = ProofReader(network=mine, signatures=SIGNERS[0], methods=Methods("run")).history
+        reader = ProofReader(network=mine, signatures=SIGNERS[0], methods=Methods("run"))
+        context.history, context.note_apart = reader.history, reader.note_apart
         await other.serve_stream(Methods("run").history, self._show)
         try:
             return await follows(context, other.peer_id, proof)
@@ -152,6 +153,19 @@ def test_history_beyond_its_bound_drops_links_that_its_neighbours_replace(monkey
     monkeypatch.setattr(module, "MAX_HISTORY_BYTES", len(steady[0].certificate))
     history.add([link(7, (0, 1, 2))])
     assert len(history.since(0)) == 1
+
+
+def test_replica_that_followed_both_of_two_states_of_a_step_contradicts_neither() -> None:
+    """So it is in a run with a min_group of 1, and where two first groups became one."""
+    one, other, third = (
+        replace(proof, outcome=replace(proof.outcome, state_digest=bytes([number]) * 32))
+        for number, proof in enumerate([link(1, (0, 1)), link(1, (2, 3, 4)), link(1, (5, 6))])
+    )
+    history = CertificateHistory(RULE, [one])
+    assert history.contradicts(other.rank[:3], other.outcome.state_digest)
+    history.add([other])
+    contradicting = [p for p in (one, other, third) if history.contradicts(p.rank[:3], p.outcome.state_digest)]
+    assert contradicting == [third]
 
 
 def test_large_certificate_is_checked_once_while_the_cache_has_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
-"""Parses TOML that a user or a peer has written: in bounded time, and with one kind of error. Pure.
+"""Writes TOML, and parses what a user or a peer has written: in bounded time, and with one kind of error. Pure.
 
 The caller bounds the size of the text, and checks what its values mean.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping
+from datetime import date, time
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,31 @@ def _has_integer_out_of_range(table: Mapping[str, Any]) -> bool:
             case int() as number if not MIN_INTEGER <= number <= MAX_INTEGER:
                 return True
     return False
+
+
+def to_toml(mapping: Mapping[str, Any]) -> str:
+    """Return `mapping` as TOML: values first, then a table for each mapping, with deeper mappings inline. Keys are bare
+    words."""
+    lines = [f"{key} = {toml_value(value)}" for key, value in mapping.items() if not isinstance(value, Mapping)]
+    for key, table in mapping.items():
+        if isinstance(table, Mapping):
+            lines += ["", f"[{key}]", *(f"{name} = {toml_value(value)}" for name, value in table.items())]
+    return "\n".join(lines) + "\n"
+
+
+def toml_value(value: object) -> str:
+    """Return `value` as TOML, and a value of a type that TOML lacks, which only messages contain, as Python."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_text(str(key))} = {toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, date | time):
+        return value.isoformat()
+    return _text(value) if isinstance(value, str) else repr(value)
+
+
+def _text(text: str) -> str:
+    # a JSON string is a TOML string, except that TOML requires DEL to be escaped
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -218,7 +218,7 @@ def test_sign_says_which_run_the_file_was_until_now(author: Identity, capsys: py
         (None, "run.toml cannot be read"),
         ("name = ", "run.toml is not valid TOML"),
         ('name = "x"\ncodek = 1\n', "the run has an unknown key 'codek'"),
-        ('name = "x"\n[model]\nmodel_type = "lama"\n', "[model] model_type = 'lama' is not known"),
+        ('name = "x"\n[model]\nmodel_type = "lama"\n', '[model] model_type = "lama" is not known'),
     ],
     ids=["missing", "broken", "unknown key", "unknown model"],
 )

@@ -26,7 +26,7 @@ from typing import Any
 
 from swarm_protocol.errors import ConfigError, IntegrityError, reason_of
 from swarm_protocol.identity import Identity
-from swarm_protocol.toml_text import parse_toml
+from swarm_protocol.toml_text import parse_toml, toml_value
 
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import (
@@ -39,7 +39,6 @@ from swarm.training.run.signed_run import (
     sign_mapping,
     signature_table,
     to_mapping,
-    toml_value,
     verify_mapping,
     without_signature,
 )

@@ -19,6 +19,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.toml_text import toml_value
 from torch import Tensor, nn
 
 from swarm.threads import BUILDING
@@ -43,6 +45,9 @@ _MAX_SETTING = 1 << 20
 _MAX_LAYERS = 1024
 """Limits for a setting and for the number of layers: the parameters of a hostile run cannot be counted before it is
 built."""
+_SIZES = frozenset({"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"})
+_WRONG_TYPE = re.compile(r"Field '(?P<key>\w+)' expected (?P<type>int|float|str|bool), got")
+_TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
 _REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_version", "architectures", "dtype"})
 
 
@@ -74,14 +79,18 @@ def check_module_run(config: RunConfig) -> int:
     refuse_unknown_keys(model, _KEYS, "[model] of a module")
     num_values, digest, num_samples = model.get("num_values"), model.get("digest"), model.get("num_samples", 0)
     if type(num_values) is not int or not 1 <= num_values <= MAX_STATE_VALUES:
-        raise ConfigError(
-            f"[model] num_values = {num_values!r}", remedy=f"use the number of parameters, 1 to {MAX_STATE_VALUES}"
-        )
+        raise _refusal(model, "num_values", f"use the number of parameters, 1 to {MAX_STATE_VALUES}")
     if not is_digest(digest):
-        raise ConfigError(f"[model] digest = {digest!r}", remedy="swarm.trainer.module_run fills it in")
+        raise _refusal(model, "digest", "swarm.trainer.module_run fills it in")
     if type(num_samples) is not int or not 0 <= num_samples <= MAX_SAMPLES:
-        raise ConfigError(f"[model] num_samples = {num_samples!r}", remedy="use the data set's length, or 0")
+        raise _refusal(model, "num_samples", "use the data set's length, or 0")
     return num_values
+
+
+def _refusal(model: Mapping[str, Any], key: str, remedy: str) -> ConfigError:
+    """Return the error for a wrong or missing value of [model]."""
+    what = f"[model] {key} = {toml_value(model[key])[:80]}" if key in model else f"[model] has no {key}"
+    return ConfigError(what, remedy=remedy)
 
 
 def refuse_module_run(model: Mapping[str, Any]) -> None:
@@ -132,6 +141,11 @@ def check_model(run: RunConfig) -> int:
             f"[model] vocab_size = {config.vocab_size} is too small",
             remedy=f"use at least {BYTE_VOCABULARY}, one for each byte",
         )
+    for key in ("bos_token_id", "eos_token_id"):  # by default, small models have the ids of their family's vocabulary
+        named = run.model.get(key)
+        ids = named if isinstance(named, list) else [named]
+        if any(isinstance(each, int) and not 0 <= each < config.vocab_size for each in ids):
+            raise _refusal(run.model, key, f"use ids from 0 to vocab_size - 1, {config.vocab_size - 1}")
     # some families have no maximum context length, but an exported checkpoint must have one
     max_tokens = getattr(config, "max_position_embeddings", 0)
     if max_tokens < run.data.window_tokens:
@@ -150,6 +164,10 @@ def layout_of(run: RunConfig) -> Layout:
             model = _from_config(config)
     except Exception as error:  # whatever an architecture raises when its settings do not fit together
         raise ConfigError(f"[model] cannot be built: {_last_line(error)}", remedy="correct its settings") from error
+    for name, parameter in model.named_parameters():
+        if not parameter.numel():
+            shape = " by ".join(map(str, parameter.shape))
+            raise ConfigError(f"[model] gives {name} no values: it is {shape}", remedy="use sizes of at least 1")
     return Layout.of(model, run.fragments)
 
 
@@ -194,7 +212,7 @@ def _noise(bits_N: NDArray[np.uint64], std: float) -> NDArray[np.float32]:
 
 def transformers_config(model: Mapping[str, Any]) -> Any:
     """Return the transformers config that [model] describes. Raises ConfigError."""
-    from transformers import CONFIG_MAPPING, AutoConfig  # noqa: PLC0415
+    from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig  # noqa: PLC0415
 
     refuse_module_run(model)
     keys = dict(model)
@@ -204,28 +222,45 @@ def transformers_config(model: Mapping[str, Any]) -> Any:
     if model_type not in CONFIG_MAPPING:
         close = difflib.get_close_matches(model_type, CONFIG_MAPPING.keys(), n=1)
         remedy = f"did you mean {close[0]!r}?" if close else "use a decoder family of transformers, such as llama"
-        raise ConfigError(f"[model] model_type = {model_type[:80]!r} is not known", remedy=remedy)
+        raise ConfigError(f"[model] model_type = {toml_value(model_type)[:80]} is not known", remedy=remedy)
     known = {key for key in AutoConfig.for_model(model_type).to_dict() if not key.startswith("_")}
     refuse_unknown_keys(keys, known - _REFUSED_KEYS, "[model]")
+    _check_settings(keys)
+    try:
+        config = AutoConfig.for_model(model_type, **keys)
+    except Exception as error:  # transformers validates with many kinds of exception
+        if (wrong := _WRONG_TYPE.search(str(error))) is not None and wrong["key"] in keys:
+            raise _refusal(keys, wrong["key"], f"use {_TYPES[wrong['type']]}") from error
+        raise ConfigError(
+            f"transformers refuses [model]: {_last_line(error)}", remedy="correct its settings"
+        ) from error
+    if not hasattr(config, "num_hidden_layers") or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise _refusal(model, "model_type", "use a decoder-only model")
+    _check_shape(keys, config)
+    return config
+
+
+def _check_settings(keys: Mapping[str, Any]) -> None:
+    """Raises ConfigError for numbers that are impossible, or too large to be tried."""
     for key, value in keys.items():
         if isinstance(value, int) and abs(value) > _MAX_SETTING:
             raise ConfigError(f"[model] {key} = {value} is too large", remedy=f"use at most {_MAX_SETTING}")
+        if key in _SIZES and isinstance(value, int) and value < 1:
+            raise _refusal(keys, key, "use at least 1")
         # a list of lists is a pattern of layers, which the config expands: [[["global", "local"], 12]]
         for part in value if isinstance(value, list) else ():
             if isinstance(part, list) and any(isinstance(each, int) and each > _MAX_LAYERS for each in part):
                 raise ConfigError(f"[model] {key} has too many layers", remedy=f"use 1 to {_MAX_LAYERS}")
-    try:
-        config = AutoConfig.for_model(model_type, **keys)
-    except Exception as error:  # transformers validates with many kinds of exception
-        raise ConfigError(
-            f"transformers refuses [model]: {_last_line(error)}", remedy="correct its settings"
-        ) from error
-    num_layers = getattr(config, "num_hidden_layers", None)
-    if num_layers is None:
-        raise ConfigError("[model] has no number of layers", remedy="use a decoder-only model")
+
+
+def _check_shape(keys: Mapping[str, Any], config: Any) -> None:
+    """Raises ConfigError for impossible numbers of layers, or of key and value heads."""
+    num_layers = config.num_hidden_layers
     if not (isinstance(num_layers, int) and 1 <= num_layers <= _MAX_LAYERS):
         raise ConfigError(f"[model] has {num_layers!r:.40} layers", remedy=f"use 1 to {_MAX_LAYERS}")
-    return config
+    num_heads, num_groups = getattr(config, "num_attention_heads", None), keys.get("num_key_value_heads")
+    if isinstance(num_heads, int) and isinstance(num_groups, int) and num_heads % num_groups:
+        raise _refusal(keys, "num_key_value_heads", f"use a divisor of num_attention_heads, {num_heads}")
 
 
 def _from_config(config: Any) -> Any:
@@ -238,4 +273,5 @@ def _from_config(config: Any) -> Any:
 def _last_line(error: Exception) -> str:
     """Return the last line of the error's message, which is the reason. The lines before it name what was validated."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
-    return line.removeprefix("ValueError: ")[:200]
+    line = f"there is no {line}" if isinstance(error, KeyError) else line.removeprefix("ValueError: ")
+    return line[:200]

@@ -15,6 +15,7 @@ from typing import Any
 
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import check_peer_id
+from swarm_protocol.toml_text import toml_value
 
 MAX_ADMITTED = 1024
 """Peer ids that a run may admit: several full groups, within a run file's size."""
@@ -52,7 +53,7 @@ class SettingChecks:
 
     def require(self, key: str, fits: bool, remedy: str) -> None:
         if not fits:
-            self.refuse(key, f"{self._prefix}{key} = {repr(getattr(self._table, key))[:80]}: {remedy}")
+            self.refuse(key, f"{self._prefix}{key} = {toml_value(getattr(self._table, key))[:80]}: {remedy}")
 
     def refuse(self, key: str, problem: str) -> None:
         self._wrong.add(key)

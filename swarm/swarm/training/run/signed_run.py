@@ -29,7 +29,7 @@ from typing import Any
 
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity, verify
-from swarm_protocol.toml_text import parse_toml
+from swarm_protocol.toml_text import parse_toml, to_toml
 
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import MODEL_KEYS, DataConfig, InnerConfig, OuterConfig, StartConfig
@@ -274,33 +274,3 @@ def _signed_bytes(mapping: Mapping[str, Any], peer_id: str, issued_at: int) -> b
         raise ConfigError(
             f"a run cannot hold this: {error}", remedy="use text, finite numbers and flat tables"
         ) from error
-
-
-def to_toml(mapping: Mapping[str, Any]) -> str:
-    """Return `mapping` as TOML: values first, then a table for each mapping, with deeper mappings inline. Keys are bare
-    words."""
-    lines = [f"{key} = {toml_value(value)}" for key, value in mapping.items() if not isinstance(value, Mapping)]
-    for key, table in mapping.items():
-        if isinstance(table, Mapping):
-            lines += ["", f"[{key}]", *(f"{name} = {toml_value(value)}" for name, value in table.items())]
-    return "\n".join(lines) + "\n"
-
-
-def toml_value(value: object) -> str:
-    """Return `value` as TOML. Raises ConfigError for a type that a run cannot hold."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(str(key))} = {toml_value(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, str):
-        return _text(value)
-    raise ConfigError(f"a run cannot hold the value {value!r}", remedy="use text, numbers, lists and tables")
-
-
-def _text(text: str) -> str:
-    # a JSON string is a TOML string, except that TOML requires DEL to be escaped
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

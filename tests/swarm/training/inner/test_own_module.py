@@ -231,7 +231,7 @@ def test_module_run_is_valid_and_its_model_cannot_be_built_from_its_file() -> No
     ("key", "value", "complaint"),
     [
         ("num_values", 0, "num_values = 0"),
-        ("num_values", True, "num_values = True"),
+        ("num_values", True, "num_values = true"),
         ("num_values", 1 << 40, "num_values"),
         ("digest", "", "digest"),
         ("digest", 7, "digest"),

@@ -119,7 +119,7 @@ def test_from_mapping_refuses_a_value_in_place_of_a_table() -> None:
 
 
 def test_from_mapping_refuses_a_run_without_a_name() -> None:
-    with pytest.raises(ConfigError, match="name = ''"):
+    with pytest.raises(ConfigError, match='name = ""'):
         from_mapping({})
 
 

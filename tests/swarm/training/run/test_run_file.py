@@ -38,11 +38,11 @@ from swarm.training.run.signed_run import (
     parse_signed_run,
     sign_mapping,
     to_mapping,
-    to_toml,
     without_signature,
 )
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.identity import Identity
+from swarm_protocol.toml_text import to_toml
 
 AUTHOR = Identity(bytes(32))
 

@@ -44,10 +44,15 @@ def test_check_model_counts_tied_weights_once(tiny_run: RunConfig) -> None:
         ({"num_hidden_layers": 0}, "has 0 layers"),
         ({"num_hidden_layers": -3}, "has -3 layers"),
         ({"hidden_size": 1 << 20, "intermediate_size": 1 << 20, "num_attention_heads": 16}, "parameters, over"),
-        ({"hidden_size": "wide"}, r"\[model\]"),
-        ({"hidden_size": -4}, r"\[model\]"),
+        ({"hidden_size": "wide"}, r'^\[model\] hidden_size = "wide": use a whole number$'),
+        ({"hidden_size": -4}, "hidden_size = -4: use at least 1"),
+        ({"intermediate_size": 0}, "intermediate_size = 0: use at least 1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads = 3: use a divisor of num_attention_heads, 2"),
+        ({"tie_word_embeddings": [True, {"a": 1}]}, r'tie_word_embeddings = \[true, {"a" = 1}\]: use true or false'),
+        ({"bos_token_id": -5}, "bos_token_id = -5: use ids from 0 to vocab_size - 1, 255"),
+        ({"eos_token_id": [1, 256]}, r"eos_token_id = \[1, 256\]: use ids from 0"),
         ({"num_attention_heads": 3}, r"\[model\]"),
-        ({"hidden_act": "none"}, r"\[model\] cannot be built"),
+        ({"hidden_act": "none"}, r"\[model\] cannot be built: there is no 'none'"),
         ({"vocab_size": 255}, "vocab_size = 255 is too small: use at least 256"),
         ({"max_position_embeddings": 15}, "at least data.window_tokens, 16"),
     ],
@@ -57,9 +62,16 @@ def test_check_model_refuses_an_impossible_model(tiny_run: RunConfig, keys: dict
         check_model(_changed(tiny_run, **keys))
 
 
+def test_check_model_refuses_a_model_with_empty_weights(tiny_run: RunConfig) -> None:
+    model = {"model_type": "gpt2", "n_layer": 2, "n_embd": 16, "n_head": 2, "n_inner": 0}
+    with pytest.raises(ConfigError, match=r"h\.0\.mlp\.c_fc\.weight no values: it is 16 by 0: use sizes of at least 1"):
+        check_model(replace(tiny_run, model=model))
+
+
 def test_check_model_refuses_a_model_that_is_no_language_model(tiny_run: RunConfig) -> None:
-    with pytest.raises(ConfigError, match=r"\[model\]"):
-        check_model(replace(tiny_run, model={"model_type": "vit"}))
+    for model_type in ("vit", "t5"):
+        with pytest.raises(ConfigError, match=f'model_type = "{model_type}": use a decoder-only model'):
+            check_model(replace(tiny_run, model={"model_type": model_type}))
 
 
 def test_check_model_refuses_a_pattern_of_too_many_layers_before_expanding_it(tiny_run: RunConfig) -> None:

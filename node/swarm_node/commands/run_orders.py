@@ -236,6 +236,6 @@ class AuthorVisit:
             try:
                 if await self.endorse(is_certain=True) >= self._run.config.outer_steps:
                     return
-            except (PeerTimeout, PeerUnreachable) as error:  # the members may come back
+            except (ConfigError, PeerTimeout, PeerUnreachable) as error:  # a later state may do, the members come back
                 self._emitter.warning(error.message, remedy=error.remedy)
             await asyncio.sleep(every_s)

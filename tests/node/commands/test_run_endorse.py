@@ -14,10 +14,13 @@ from support.training_swarm import AUTHOR, Swarm, config, interval_cost
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
+from swarm.training.outside.resume import RunSurvey, sign_survey
 from swarm.training.run.run_file import write_run
+from swarm.training.run.signed_run import SignedRun
 from swarm.training.trainer_events import OuterStep, StateEndorsed
 from swarm_node import cli
 from swarm_node.commands import run_orders
+from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 
 ONLOOKER = Identity(b"onlooker".ljust(32))
@@ -84,6 +87,26 @@ def test_endorse_repeatedly_continues_from_the_last_endorsement_until_the_run_is
     assert steps[-1] == 8
     assert [event["after"] for event in planned] == [None, *steps[:-1]]
     assert endorsed.num_endorsed == 3
+
+
+def test_endorse_repeatedly_tries_a_later_state_when_one_cannot_be_endorsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    endorsed, refused = Endorsed(tmp_path, monkeypatch), list[int]()
+
+    def signed(run: SignedRun, found: RunSurvey, author: Identity, *, network_id: str, now: float) -> bytes:
+        if not refused:
+            refused.append(found.proof.outer_step)
+            raise ConfigError("this one cannot be endorsed", remedy="endorse the next state")
+        return sign_survey(run, found, author, network_id=network_id, now=now)
+
+    monkeypatch.setattr(run_orders, "sign_survey", signed)
+    assert endorsed("--every", "10s", "--yes") == 0
+    captured = capsys.readouterr()
+    assert "this one cannot be endorsed" in captured.out + captured.err
+    told = [json.loads(line) for line in captured.out.splitlines()]
+    assert [event["outer_step"] for event in told if event["event"] == "endorsement_delivered"] == [8]
+    assert refused[0] < 8
 
 
 def test_endorse_with_another_key_or_an_unusual_time_is_refused(

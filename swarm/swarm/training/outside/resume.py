@@ -112,12 +112,18 @@ def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_i
     """Return an endorsement of the surveyed state. Its sequence is the time in seconds, or one more than the known one
     if that is later.
 
-    Raises ConfigError unless `author` signed the run and the state is of an outer step.
+    Raises ConfigError unless `author` signed the run, and the state is of an outer step and known to its roster.
     """
     proof = found.proof
     run.check_author(author.peer_id, "endorse its states")
     if not proof.outer_step:
         raise ConfigError(f"{run.run_id} has made no outer step yet", remedy="endorse it after its first one")
+    if not proof.is_known_to_roster:
+        raise ConfigError(
+            f"most members that voted for the state of outer step {proof.outer_step} have left with it, so newcomers "
+            "could not tell its proof from a forged one",
+            remedy="endorse the next state",
+        )
     signatures = RunSignatures.of_run(run, author, network_id)
     before = found.endorsement.sequence if found.endorsement else 0
     endorsement = Endorsement(

@@ -88,11 +88,11 @@ class Anchor:
         )
 
     def is_of(self, proof: Proof) -> bool:
-        """Return whether this is the endorsed state that `proof` certifies. The digest alone does not say so: groups of
-        strangers can vote for it, too, as for that of another step and roster."""
+        """Return whether this is the endorsed state that `proof` certifies. The digest alone does not say so: strangers
+        and lying members can vote for it in a group of their own, too."""
         mine = (self.digest, self.sequence, self.outer_step, self.rosters[:1])
         shown = (proof.outcome.state_digest, proof.sequence, proof.outer_step, (proof.roster,))
-        return mine == shown and not set(proof.roster).isdisjoint(proof.voters)
+        return mine == shown and proof.is_known_to_roster
 
     def knows_order_of(self, proof: Proof) -> bool:
         """Return whether `proof` has the same last resume order as this state, or both have none."""

@@ -90,6 +90,12 @@ class Proof:
         return self.origin.roster
 
     @property
+    def is_known_to_roster(self) -> bool:
+        """Return whether more than a third of the roster voted. If fewer than a third lie, an honest member did, so the
+        group is no made-up one. False if most members that voted have left with this state."""
+        return 3 * len(set(self.roster) & set(self.voters)) > len(self.roster)
+
+    @property
     def outer_step(self) -> int:
         """The outer step of the committed state. A round that only admits members is no outer step."""
         return self.origin.step if self.origin.num_tokens else self.origin.step - 1

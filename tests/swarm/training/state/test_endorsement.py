@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import cast
 
 import pytest
-from support.training_swarm import AUTHOR, Swarm, assert_equal_steps, certificate_of, config, interval_cost
+from support.training_swarm import (
+    AUTHOR,
+    Swarm,
+    assert_equal_steps,
+    certificate_of,
+    config,
+    identity_of,
+    interval_cost,
+    signed,
+)
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
@@ -29,7 +38,7 @@ from swarm.training.state.proof_reader import ProofReader
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateEndorsed, StateFetched
 from swarm_protocol.commit_messages import Endorsement, Outcome
 from swarm_protocol.envelope import unverified
-from swarm_protocol.errors import IntegrityError, PeerViolation
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.member_messages import Standing
 from swarm_protocol.records import TrainerRecord
@@ -70,33 +79,50 @@ async def endorsed(swarm: Swarm) -> bytes:
     return data
 
 
-def forged(keys: Sequence[Identity], run: str, step: int, state_digest: bytes) -> bytes:
-    """Return a certificate of this state of `step` that only these keys have signed."""
-    signers = [RunSignatures(identity=each, network_id="test", run=run) for each in keys]
-    peers = sorted(each.peer_id for each in keys)
+def forged(voters: Sequence[Identity], run: str, step: int, state_digest: bytes, roster: Sequence[str] = ()) -> bytes:
+    """Return a certificate of this state of `step` with votes of all `voters`. With `roster`, the others of the roster
+    have no vote, as their probation ends, and the other voters leave."""
+    signers = [RunSignatures(identity=each, network_id="test", run=run) for each in voters]
+    peers = {each.peer_id for each in voters}
+    works = {"num_tokens": 1, "num_samples": 1}
+    members = [Contribution(peer_id=peer, **works, leaving=bool(roster) and peer not in roster) for peer in peers]
+    members += [Contribution(peer_id=peer, **works, steps_left=1) for peer in roster if peer not in peers]
     group = Group(
         run=run,
         step=step,
         attempt=0,
         state_digest=b"f" * 32,
-        members=tuple(Contribution(peer_id=peer, num_tokens=1, num_samples=1) for peer in peers),
-        part_values=(1,) * len(peers),
+        members=tuple(sorted(members, key=lambda each: each.peer_id)),
+        part_values=(1,) * len(members),
         reduce_s=1.0,
         vote_s=1.0,
     )
-    signed = signers[0].sign_group(group, NOW)
-    outcome = Outcome(origin_digest=signed.digest, part_digests=(bytes(32),) * len(peers), state_digest=state_digest)
+    signed, parts = signers[0].sign_group(group, NOW), (bytes(32),) * len(members)
+    outcome = Outcome(origin_digest=signed.digest, part_digests=parts, state_digest=state_digest)
     return certificate_of(signed, outcome, signers)
 
 
 async def forgers(
-    swarm: Swarm, stack: AsyncExitStack, num_keys: int, asked: list[str], endorsement: bytes = b""
+    swarm: Swarm,
+    stack: AsyncExitStack,
+    num_keys: int,
+    asked: list[str],
+    endorsement: bytes = b"",
+    liar: Identity | None = None,
 ) -> None:
     """Start `num_keys` fresh keys that all claim to be further than all members, and endorsed, and show a certificate:
-    of the state of this `endorsement`, as if it was that of a later step, or of a made-up state."""
+    of the state of this `endorsement`, as if it was that of a later step, or of a made-up state. With a `liar` of the
+    endorsed roster, the certificate is of the endorsed step and roster."""
     keys = [Identity(b"forger" + number.to_bytes(26, "big")) for number in range(num_keys)]
-    digest = Endorsement.from_bytes(unverified(endorsement).payload).state_digest if endorsement else b"g" * 32
-    certificate = forged(keys[: min(num_keys, 16)], swarm.run.run_id, NUM_STEPS, digest)
+    voters, place = keys[: min(num_keys, 13)], (NUM_STEPS, b"g" * 32)
+    if endorsement:
+        copied = Endorsement.from_bytes(unverified(endorsement).payload)
+        place = (copied.outer_step if liar else NUM_STEPS, copied.state_digest)
+    digest = place[1]
+    if liar is None:
+        certificate = forged(voters, swarm.run.run_id, *place)
+    else:
+        certificate = forged([*voters, liar], swarm.run.run_id, *place, copied.roster)
     standing = Standing(
         outer_step=NUM_STEPS, state_digest=digest, certificate=certificate, endorsement=endorsement
     ).to_bytes()
@@ -178,26 +204,28 @@ def test_observer_and_export_ignore_fresh_keys_when_the_run_is_endorsed(copies_d
     virtual_time.run(main(), compute_s=interval_cost)
 
 
-def certified(voters: Sequence[Identity], named: Sequence[Identity] = ()) -> Proof:
-    """Return the proof of the state of ENDORSEMENT that votes of `voters` make. With `named`, these are the roster:
-    they have no vote, as their probation ends, and the voters leave."""
-    signers = [RunSignatures(identity=each, network_id="test", run="run") for each in voters]
-    works = {"num_tokens": 1, "num_samples": 1}
-    members = [Contribution(peer_id=each.peer_id, **works, leaving=bool(named)) for each in voters]
-    members += [Contribution(peer_id=each.peer_id, **works, steps_left=1) for each in named]
-    group = Group(
-        run="run",
-        step=ENDORSEMENT.outer_step,
-        attempt=0,
-        state_digest=b"f" * 32,
-        members=tuple(sorted(members, key=lambda each: each.peer_id)),
-        part_values=(1,) * len(members),
-        reduce_s=1.0,
-        vote_s=1.0,
-    )
-    signed, parts = signers[0].sign_group(group, NOW), (bytes(32),) * len(members)
-    outcome = Outcome(origin_digest=signed.digest, part_digests=parts, state_digest=ENDORSEMENT.state_digest)
-    return signers[0].check_certificate(certificate_of(signed, outcome, signers), NOW)
+def test_newcomer_passes_the_endorsed_state_when_one_of_its_members_certifies_it_again_with_fresh_keys() -> None:
+    """The fresh keys are more than the members, and nobody gives that state any more."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm, AsyncExitStack() as stack:
+            await founded(swarm, 3)
+            endorsement = await endorsed(swarm)
+            await asyncio.sleep(6.0)
+            asked = list[str]()
+            await forgers(swarm, stack, NUM_KEYS, asked, endorsement, liar=identity_of("m0"))
+            newcomer = await swarm.join("newcomer")
+            assert_equal_steps(await swarm.finish(), NUM_STEPS)
+            assert newcomer.peer_id in asked
+            assert not any("it was committed" in event.reason for event in newcomer.of(RoundAborted))
+
+    virtual_time.run(main(), compute_s=interval_cost)
+
+
+def certified(voters: Sequence[Identity], roster: Sequence[str] = ()) -> Proof:
+    """Return the proof of the state of ENDORSEMENT that `forged` makes of the same arguments."""
+    data = forged(voters, "run", ENDORSEMENT.outer_step, ENDORSEMENT.state_digest, roster)
+    return SIGNERS.check_certificate(data, NOW)
 
 
 def test_strangers_that_certify_the_endorsed_state_of_its_step_are_not_followed() -> None:
@@ -210,8 +238,26 @@ def test_strangers_that_certify_the_endorsed_state_of_its_step_are_not_followed(
 
     assert links(certified(members)) == ()
     assert links(certified(strangers)) is None
-    assert certified(strangers, members).roster == roster
-    assert links(certified(strangers, members)) is None, "the members have not voted"
+    for voters in (strangers, [*strangers, members[0]]):
+        assert certified(voters, roster).roster == roster
+        assert links(certified(voters, roster)) is None, "a third of the members is no proof"
+    assert links(certified([*strangers, *members[:2]], roster)) == ()
+
+
+def test_state_is_not_endorsed_when_those_that_voted_for_it_have_left() -> None:
+    """Newcomers could not tell it from one that strangers certified."""
+    voters, others = ([Identity(f"{who}{number}".encode().ljust(32)) for number in range(3)] for who in "ms")
+    run = signed(config(min_group=2, outer_steps=NUM_STEPS))
+    found = RunSurvey(
+        proof=certified(voters, tuple(sorted(each.peer_id for each in others))),
+        holders=(),
+        absent=(),
+        answered=(),
+        sequence=0,
+    )
+    with pytest.raises(ConfigError, match="have left with it"):
+        sign_survey(run, found, AUTHOR, network_id="test", now=NOW)
+    assert sign_survey(run, replace(found, proof=certified(voters)), AUTHOR, network_id="test", now=NOW)
 
 
 def test_observer_that_believed_fresh_keys_follows_the_endorsed_history() -> None:

@@ -36,6 +36,7 @@ OTHER_KINDS = frozenset({"string_type", "list_type", "literal_error", "model_att
 TAGS: Mapping[str, str] = {"unknown_role": "role", "union_tag_invalid": "type", "union_tag_not_found": "type"}
 """Errors of an object that are about the field that names its type."""
 NO_NAMES: Mapping[str, str] = {}
+NO_HEADERS: Mapping[str, str] = {}
 UNDER_V1 = {"/v1/models", "/v1/responses", *TEXT_FIELDS}
 ENDPOINTS = tuple(path.removeprefix("/v1") for path in UNDER_V1)
 """Ends of these paths, which a client appends to its base URL."""
@@ -116,9 +117,10 @@ def _from_validation(error: RequestValidationError) -> HttpError:
         way = f"send {INSTEAD[param]} in its place" if param in INSTEAD else "leave it out"
         message = f"'{param}' is not supported by this gateway: {way}"
         return HttpError(400, message, code="unsupported_parameter", param=param)
-    if kind == "extra_forbidden":
-        name = clean(".".join([*_path(first["loc"][:-1]), str(first["loc"][-1])]), MAX_PATH_CHARS)
-        return HttpError(400, f"unknown parameter '{name}': leave it out", code="unknown_parameter", param=name)
+    if kind == "unknown":
+        param, near = clean(".".join([*path, first["ctx"]["name"]]), MAX_PATH_CHARS), first["ctx"]["near"]
+        way = f"did you mean {near}?" if near else "leave it out"
+        return HttpError(400, f"unknown parameter '{param}': {way}", code="unknown_parameter", param=param)
     name, what = _what(errors, first)
     param = ".".join([*path, name] if name else path)
     message = f"{param}: {what}" if param else f"the request body {what.removeprefix('it ')}"
@@ -171,18 +173,23 @@ def _from_http(error: HTTPException, request: Request) -> HttpError:
         return HttpError(400, f"the request body has a number of over {digits} digits", code="invalid_value")
     if error.detail == PARSING:
         return HttpError(400, "the request body is not JSON in UTF-8, or is nested too deeply", code="invalid_json")
-    code, message = CODES.get(error.status_code), str(error.detail)
+    code, message, allowed = CODES.get(error.status_code), str(error.detail), NO_HEADERS
     if code in {"not_found", "method_not_allowed"}:
-        path = request.url.path[:MAX_PATH_CHARS]
-        message = f"there is no {request.method} {path} here: {_advice(request.method, path)}"
-    allowed = {"Allow": _methods(request)} if code == "method_not_allowed" else {}
+        path, methods = request.url.path[:MAX_PATH_CHARS], _methods(request) if error.status_code == 405 else ""
+        message = f"there is no {request.method} {path} here: {_advice(request.method, path, methods)}"
+        allowed = {"Allow": methods} if methods else {}
     return HttpError(error.status_code, message, code=code, headers={**(error.headers or {}), **allowed})
 
 
-def _advice(method: str, path: str) -> str:
-    """Return what to do instead of a request for a route that does not exist."""
+def _advice(method: str, path: str, methods: str) -> str:
+    """Return what to do instead of a request for a route that does not exist.
+
+    `methods` are those of its path, "" if there is no such path.
+    """
     if method == "OPTIONS":
         return ORIGIN
+    if methods:
+        return f"send {methods}"
     if "/deployments/" in path:
         return AZURE
     if path == "/v1/responses":

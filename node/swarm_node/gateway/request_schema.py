@@ -11,6 +11,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -34,6 +35,9 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import http_limits
+
+MAX_NAME_CHARS = 64
+"""The most characters of an unknown field's name that are compared with those of known fields."""
 
 Neutral = Mapping[str, tuple[Any, ...]]
 """Known but unsupported fields, with the values besides null that change nothing."""
@@ -97,7 +101,10 @@ class StrictBody(BaseModel):
                 raise PydanticCustomError("unsupported", "'{name}' is not supported", {"name": name})
         known = _names_of(cls)
         unknown = next((name for name in data if name not in known and name not in cls.neutral), None)
-        return {name: value for name, value in data.items() if name in known or name == unknown}
+        if unknown is not None:
+            [near] = get_close_matches(unknown[:MAX_NAME_CHARS], known, n=1) or [""]
+            raise PydanticCustomError("unknown", "unknown parameter '{name}'", {"name": unknown, "near": near})
+        return {name: value for name, value in data.items() if name in known}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -128,10 +128,13 @@ def test_older_field_is_refused_with_the_field_that_has_replaced_it() -> None:
 
 @pytest.mark.parametrize("path", PLAIN)
 def test_unknown_field_is_refused_by_name_wherever_it_is(path: str) -> None:
-    [plain, nested] = _errors(path, [{"temprature": 0.5}, {"stream_options": {"include_usage": True, "foo": 1}}])
+    nested_body = {"stream_options": {"include_usage": True, "foo": 1}}
+    [plain, nested, huge] = _errors(path, [{"temprature": 0.5}, nested_body, {"x" * 10**6: 1}])
     assert (plain["code"], plain["param"]) == ("unknown_parameter", "temprature")
     assert (nested["code"], nested["param"]) == ("unknown_parameter", "stream_options.foo")
-    assert "unknown parameter 'temprature'" in plain["message"]
+    assert plain["message"] == "unknown parameter 'temprature': did you mean temperature?"
+    assert nested["message"] == "unknown parameter 'stream_options.foo': leave it out"
+    assert len(huge["message"]) < 200
 
 
 def test_unknown_field_of_a_message_is_refused_and_an_echoed_answer_is_not() -> None:

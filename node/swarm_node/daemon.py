@@ -287,6 +287,7 @@ async def _arrive(node: Node, network: Libp2pNetwork) -> None:
         addrs,
         listens=not all(map(is_loopback, node.config.listen)),
         is_symmetric=network.is_behind_symmetric_nat,
+        peer_addrs=[addr for contact in network.known_peers for addr in contact.addrs],
     )
     node.steps.done("reachability", str(meaning))
     await node.announce()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm.network.multiaddr import is_relayed
+from swarm.network.multiaddr import is_loopback, is_relayed
 from swarm_protocol.records import Reachability
 
 from swarm_node.formatting import Reach, reach
@@ -62,15 +62,21 @@ _RELAYS_YET = Explanation(
 )
 
 
-def explain(found: Reachability, addrs: Sequence[str], *, listens: bool, is_symmetric: bool) -> Explanation:
+_LOCAL_PEERS = Explanation("only from this machine, where its peers are, too")
+
+
+def explain(
+    found: Reachability, addrs: Sequence[str], *, listens: bool, is_symmetric: bool, peer_addrs: Sequence[str] = ()
+) -> Explanation:
     """Return the meaning of `found` for people, with a remedy.
 
-    `addrs` are the announced addresses. `listens` says whether peers beyond this machine could connect, and
+    `addrs` are the announced addresses, and `peer_addrs` those of its peers. `listens` says whether peers beyond this machine could connect, and
     `is_symmetric` whether the NAT uses another port for each peer.
     """
     meaning = reach(found, addrs)
     if not listens and meaning in ("this machine only", "relay", "unknown"):
-        return _LOCAL_LISTENER if meaning == "this machine only" else _NO_LISTENER
+        local = _LOCAL_PEERS if peer_addrs and all(map(is_loopback, peer_addrs)) else _LOCAL_LISTENER
+        return local if meaning == "this machine only" else _NO_LISTENER
     is_known_by_relays = meaning == "relay" or (meaning == "unknown" and any(map(is_relayed, addrs)))
     if is_known_by_relays and is_symmetric:
         return _SYMMETRIC

@@ -161,7 +161,8 @@ def _run_lines(run: RunView, width: int) -> Iterator[Text]:
     step = f"step {run.outer_step}" + (f" of {run.outer_steps}" if run.outer_steps else "")
     loss = UNKNOWN if run.loss is None else f"{run.loss:.3f}"
     yield Text.assemble(state(run.state), _name(run.name or run.run), f" {step}, loss {loss}")
-    facts = f"{plural(run.num_members, 'member')}, {_agreement(run)}, {rate(run.tokens_per_s)}"
+    speed = "" if run.tokens_per_s is None else f", {rate(run.tokens_per_s)}"
+    facts = f"{plural(run.num_members, 'member')}, {_agreement(run)}{speed}"
     bars = sparkline(run.losses, max(0, width - STATE_CELLS - 2 - len(facts)))
     yield Text.assemble(" " * STATE_CELLS, (bars, "cyan"), "  " if bars else "", facts)
     yield Text(" " * STATE_CELLS + clean(run.words, max(1, width - STATE_CELLS)), "dim")

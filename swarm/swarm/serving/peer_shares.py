@@ -126,9 +126,11 @@ class PeerShares:
     ) -> PeerRefused:
         """Return the refusal for a client for which there is no room now, and call `wait`."""
         self.wait(client, held, now_s=now_s)
+        pages = f"{num_pages} more page{'' if num_pages == 1 else 's'}"
+        are_all_open = len(held) >= self.max_sequences
+        why = f"all {self.max_sequences} sessions are open" if are_all_open else f"its cache has no room for {pages}"
         return PeerRefused(
-            f"the server is full: {len(held)} of {self.max_sequences} sessions are open, and {num_pages} more pages of "
-            "cache are asked for than are free",
+            f"the server is full: {why}",
             remedy="ask another server, or later",
             retry_after_s=retry_after_s,
             lacks_room=True,

@@ -192,5 +192,11 @@ def test_explain_names_a_symmetric_nat_and_a_node_without_a_listener() -> None:
         assert "--listen" in explained.remedy
 
 
+def test_explain_of_a_node_whose_peers_are_all_on_this_machine_has_no_remedy() -> None:
+    for peers, words in (([LOCAL], "where its peers are, too"), ([LOCAL, FAR], "--listen"), ([], "--listen")):
+        explained = reachability.explain("unknown", [LOCAL], listens=False, is_symmetric=False, peer_addrs=peers)
+        assert words in str(explained)
+
+
 def test_explain_of_a_reachable_node_has_no_remedy() -> None:
     assert reachability.explain("public", [FAR], listens=True, is_symmetric=True).remedy == ""

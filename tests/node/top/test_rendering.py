@@ -96,6 +96,12 @@ def test_overview_of_a_small_swarm_equals_the_stored_text() -> None:
     assert rendering.overview(shown, 100).plain.startswith(SNAPSHOT)
 
 
+def test_run_that_trains_no_more_has_no_speed() -> None:
+    view = swarm(8).overview()
+    still = view.model_copy(update={"runs": (view.runs[0].model_copy(update={"tokens_per_s": None}),)})
+    assert "5 members, 5 of 5 agree\n" in rendering.overview(still, 100).plain
+
+
 @pytest.mark.parametrize("num_nodes", [0, 1, 8, 1000])
 @pytest.mark.parametrize("hostile", [False, True])
 @pytest.mark.parametrize("width", [20, 40, 100, 240])

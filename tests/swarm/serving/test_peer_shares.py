@@ -55,7 +55,8 @@ def test_shares_give_a_peer_half_of_the_sequences_when_another_asks() -> None:
     server.refuses("a")
     for _ in range(3):
         server.open("b")
-    server.refuses("c")  # the server is full
+    with pytest.raises(PeerRefused, match="the server is full: all 8 sessions are open"):
+        server.open("c")
 
 
 def test_shares_give_a_peer_half_of_the_pages_or_one_sequence_of_any_size_when_another_asks() -> None:

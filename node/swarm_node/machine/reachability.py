@@ -70,8 +70,8 @@ def explain(
 ) -> Explanation:
     """Return the meaning of `found` for people, with a remedy.
 
-    `addrs` are the announced addresses, and `peer_addrs` those of its peers. `listens` says whether peers beyond this machine could connect, and
-    `is_symmetric` whether the NAT uses another port for each peer.
+    `addrs` are the announced addresses, and `peer_addrs` those of its peers. `listens` says whether peers beyond this
+    machine could connect, and `is_symmetric` whether the NAT uses another port for each peer.
     """
     meaning = reach(found, addrs)
     if not listens and meaning in ("this machine only", "relay", "unknown"):

@@ -152,15 +152,15 @@ class PeerHealth:
 
     @property
     def barred(self) -> set[str]:
-        """Peers that failed just now, or broke the protocol. They are not asked at all."""
+        """Peers that failed just now or are distrusted. They are not asked at all."""
         now_s = asyncio.get_running_loop().time()
         resting = {peer_id for peer_id, failures in self._failures.items() if failures.rest_until_s > now_s}
         return resting | self.distrusted
 
     @property
     def distrusted(self) -> set[str]:
-        """Peers that serve something else than they announce, as this client found or evidence proves. They are not
-        asked, whatever they answer later."""
+        """Peers that broke the protocol, or serve something else than they announce, as this client found or evidence
+        proves. They are not asked, whatever they answer later."""
         return _peers_until(self._distrusted_s) | self._convicted()
 
     def distrust(self, peer_id: str) -> None:
@@ -263,20 +263,21 @@ class PeerHealth:
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Avoid the peer, with a backoff that doubles with each failure in a row. A leaving peer is avoided until it
-        has left.
+        has left, and one that broke the protocol is distrusted.
 
         Failures of an avoided peer neither double nor shorten it: they are mostly of requests that began before it
         failed.
         """
+        if isinstance(error, PeerViolation):
+            self.distrust(peer_id)
+            return
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
         first_s = GONE_BACKOFF_S if isinstance(error, PeerTimeout | PeerUnreachable) else FIRST_BACKOFF_S
         factor = 1 if now_s < failures.avoid_until_s else 2
         backoff_s = failures.backoff_s = min(MAX_BACKOFF_S, max(first_s, factor * failures.backoff_s))
         rest_s = min(REST_S, backoff_s)
-        if isinstance(error, PeerViolation):
-            backoff_s = rest_s = VIOLATION_BACKOFF_S
-        elif isinstance(error, PeerRefused):
+        if isinstance(error, PeerRefused):
             backoff_s, rest_s = LEAVING_BACKOFF_S, LEAVING_REST_S
         failures.last_s = now_s
         failures.avoid_until_s = max(failures.avoid_until_s, now_s + backoff_s)

@@ -96,10 +96,11 @@ def test_peer_that_failed_thousands_of_times_is_avoided_for_the_bound() -> None:
     run(scenario)
 
 
-def test_peer_that_broke_the_protocol_stays_barred_when_its_other_sessions_are_lost() -> None:
+def test_peer_that_broke_the_protocol_stays_barred_whatever_its_other_sessions_see() -> None:
     async def scenario(health: PeerHealth) -> None:
         health.failed("a", PeerViolation("lied"))
         health.failed("a", PeerUnreachable("the connection is closed"))
+        health.worked("a")
         await asyncio.sleep(VIOLATION_BACKOFF_S - 1)
         assert "a" in health.barred & health.avoid
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from weakref import WeakSet, WeakValueDictionary
 
@@ -108,12 +109,13 @@ class AssetsCache:
     ) -> ModelAssets:
         failure: SwarmError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
         num_bad = 0
-        asked, silent = self._by_trust(model, revision, peer_ids), set[str]()
-        for peer_id in asked:  # grows
+        queue, silent = deque(self._by_trust(model, revision, peer_ids)), set[str]()
+        while queue:
+            peer_id = queue.popleft()
             if peer_id not in silent and await self._health.silent([peer_id], timeout_s=DIAL_S):
                 # it may be gone, or only slow to reach: it is asked after all others
                 silent.add(peer_id)
-                asked.append(peer_id)
+                queue.append(peer_id)
                 continue
             try:
                 files = await fetch_files(self._network, model, revision, peer_id)

@@ -289,8 +289,8 @@ class _Trainer:
     async def _train(self, run: _Run) -> None:
         inner = TimedInner(self.step_s, lambda: self._transfer_s(run.signed.config))
         setup = TrainingSetup(inner=inner, theta_N=torch.zeros(NUM_VALUES), bounds=(0, NUM_VALUES))
-        audit_chance = random.Random(f"audits/{self.network.peer_id}")
-        options = RunMemberOptions(setup=setup, clock=inner.clock, audit_chance=audit_chance)
+        chance = random.Random(f"audits/{self.network.peer_id}")
+        options = RunMemberOptions(setup=setup, clock=inner.clock, chance=chance)
         while True:
             member = self.member = RunMember(
                 self.network,

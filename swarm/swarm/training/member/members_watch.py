@@ -62,10 +62,10 @@ class MembersWatch:
         self._list_at_s = 0.0
 
     async def run(self, driver: RoundDriver, context: RunContext, interval_s: float) -> None:
-        """Ask other members of the run where they are: those that seem to be further, or else some drawn by chance.
-        While a first group forms, ask many. `interval_s` is the length of this member's intervals. Runs until
+        """Ask other members of the run where they are: one that seems to be further, and others drawn by chance. While
+        a first group forms, ask many. `interval_s` is the length of this member's intervals. Runs until
         cancelled."""
-        roster, me, now = driver.setup.roster, context.network.peer_id, asyncio.get_running_loop().time
+        roster, now = driver.setup.roster, asyncio.get_running_loop().time
         began_s = now()
         while True:
             # a head tells its follower at once what is committed, and the follower notices when it goes
@@ -73,10 +73,11 @@ class MembersWatch:
             if not roster or now() >= self._list_at_s:
                 await self._list(context, trains_s)
             claims = dict.fromkeys(driver.known, 0) | self._claims
-            peers = whom_to_ask(claims, roster, me)
+            peers = whom_to_ask(claims, roster, self._chance)
             if roster:
-                further = [peer for peer in peers if claims[peer] > context.replica.outer_step]
-                peers = (further or self._chance.sample(peers, len(peers)))[:NUM_WATCHED]
+                further = [peer for peer, step in claims.items() if step > context.replica.outer_step]
+                seem_further = whom_to_ask(further, roster, self._chance)[:1]
+                peers = list(dict.fromkeys((*seem_further, *self._chance.sample(peers, len(peers)))))[:NUM_WATCHED]
             for peer in peers:
                 driver.look_at(peer)
             if context.replica.is_new:

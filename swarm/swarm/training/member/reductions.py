@@ -110,7 +110,7 @@ class Reductions:
         auditing = Auditing(
             butterfly,
             signed,
-            context.audit_chance,
+            context.chance,
             sign=lambda statement: context.signatures.sign(statement, context.network.now()),
             read=lambda data: context.signatures.read(PartStatement, data, context.network.now()),
         )

@@ -71,7 +71,7 @@ class RunMemberOptions:
     Without `promises`, a member that is started again with the same key could vote twice for one step;
     without `evidence`, it forgets whom it convicted. `invitations` may let it enter the run at once. `endorsements`
     keeps the author's newest endorsement. `max_bytes_per_s` is the limit that the node's operator set for sending or
-    for receiving, whichever is less. `audit_chance` draws the leaves that this member audits: other members must not
+    for receiving, whichever is less. `chance` draws the leaves that this member audits: other members must not
     be able to predict them, so only simulations set it.
     """
 
@@ -85,7 +85,7 @@ class RunMemberOptions:
     endorsements: EndorsementFile | None = None
     invitations: tuple[RunInvitation, ...] = ()
     max_bytes_per_s: float = math.inf
-    audit_chance: random.Random = field(default_factory=random.SystemRandom)
+    chance: random.Random = field(default_factory=random.SystemRandom)
 
     def kept_in(self, votes: Path, evidence: Path, run: SignedRun, network_id: str) -> RunMemberOptions:
         """Return these options with the stores in two folders, which belong to `run` and one process."""
@@ -296,7 +296,7 @@ class RunMember:
             residuals=Residuals(codec) if config.error_feedback else None,
             credential=self._credential(),
             meter=BandwidthMeter(options.max_bytes_per_s),
-            audit_chance=options.audit_chance,
+            chance=options.chance,
         )
 
     async def _first_state(self, theta_N: Tensor) -> ReplicaState:
@@ -352,7 +352,7 @@ class RunMember:
         self._reports.probation(context.replica)  # for a member that was restarted and finds nobody further
         self.has_joined = True
         self._announce("training")
-        return whom_to_ask(claims_of(context, records), context.replica.roster, self._network.peer_id)
+        return whom_to_ask(claims_of(context, records), context.replica.roster, context.chance)
 
     def _note_if_alone(self, context: RunContext, records: Mapping[str, TrainerRecord]) -> None:
         """Say so if nobody is there who could have a later state: a run whose members have all left begins anew."""

@@ -27,8 +27,8 @@ from swarm.newest_items import NewestItems
 from swarm.training.evidence.bans import MAX_IGNORED, Ban, Bans, UnprovenToOutsiders, Verdict
 from swarm.training.round.quorum import Succession, presence
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.ancestry import Anchor, seek_endorsement, those_endorsed, whom_a_newcomer_asks
-from swarm.training.state.certificate_history import MAX_HISTORY_LINKS, Proof, most_supported, whom_to_ask
+from swarm.training.state.ancestry import Anchor, best_of, seek_endorsement, those_endorsed, whom_a_newcomer_asks
+from swarm.training.state.certificate_history import MAX_HISTORY_LINKS, Proof, whom_to_ask
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 
 logger = logging.getLogger(__name__)
@@ -103,10 +103,11 @@ class Observer:
         if self._last is not None and not await self._is_endorsed(self._last, claims):
             self._last = None
         if self._last is None or (self._last.outer_step == 0 and self._last.order is None):
-            return await self._first_look(whom_a_newcomer_asks(claims, self.endorsement, self._reader.network.peer_id))
+            me = self._reader.network.peer_id
+            return await self._first_look(whom_a_newcomer_asks(claims, self.endorsement, me, self._chance))
         failure: SwarmError | None = None
         has_answer = False
-        for peer in whom_to_ask(claims, self._last.roster, self._reader.network.peer_id)[:MAX_ASKED_AT_A_LOOK]:
+        for peer in whom_to_ask(claims, self._last.roster, self._chance)[:MAX_ASKED_AT_A_LOOK]:
             try:
                 links = await self._links(peer)
             except SwarmError as error:
@@ -125,10 +126,9 @@ class Observer:
         return []
 
     async def _first_look(self, peers: Sequence[str]) -> list[CommittedStep]:
-        """Return the step that most of its voters show (see `certificate_history`). Raises SwarmError if all `peers`
-        fail."""
+        """Return the newest step (see `best_of`). Raises SwarmError if all `peers` fail."""
         shown, failures = await self._reader.newest_of(peers, self._request())
-        newest = most_supported(await those_endorsed(self._reader, shown))
+        newest = best_of(await those_endorsed(self._reader, shown), self.endorsement)
         if newest is None:
             if failures and len(failures) == len(peers):
                 raise failures[-1]
@@ -142,7 +142,7 @@ class Observer:
         endorsement = self.endorsement
         if endorsement is None or endorsement == self._confirmed or seen.rank[:3] < Anchor.at(endorsement).rank[:3]:
             return True
-        asked = whom_to_ask(claims, seen.roster, self._reader.network.peer_id)[:MAX_ASKED_AT_A_LOOK]
+        asked = whom_to_ask(claims, seen.roster, self._chance)[:MAX_ASKED_AT_A_LOOK]
         if not await those_endorsed(self._reader, dict.fromkeys(asked, seen)):
             return False
         self._confirmed = endorsement
@@ -178,12 +178,10 @@ class Observer:
         step = self.outer_step + 1
         self._bans.lapse(step)
         roster, admits = self.roster, self._reader.signatures.admits
-        claims = {peer: each.outer_step for peer, each in members.items() if admits(peer)}
         # strangers can make evidence against any number of their own keys
-        asked = [
-            peer for peer in whom_to_ask(claims, roster, self._reader.network.peer_id) if not roster or peer in roster
-        ]
-        self._chance.shuffle(asked)
+        asked = whom_to_ask(
+            (peer for peer in members if admits(peer) and (not roster or peer in roster)), roster, self._chance
+        )
         for peer in [each for each in asked if each not in self._ignored][:MAX_BANS_ASKED]:
             try:
                 async with aclosing(self._reader.evidence(peer, self._bans.peers(step))) as shown:

@@ -10,6 +10,7 @@ and send it on (`round_service`, `state_sync`), so one member is enough. No stat
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -21,9 +22,9 @@ from swarm_protocol.records import TrainerRecord
 
 from swarm.network.interface import Network
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.ancestry import seek_endorsement, those_endorsed, whom_a_newcomer_asks
+from swarm.training.state.ancestry import best_of, seek_endorsement, those_endorsed, whom_a_newcomer_asks
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.certificate_history import Proof, most_supported
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.endorsement import read_endorsement
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 
@@ -56,14 +57,15 @@ async def survey(network: Network, run: SignedRun, peers: Mapping[str, TrainerRe
     # a peer that does not answer counts as absent
     if isinstance(peers, Mapping):
         await seek_endorsement(reader, peers)
-    asked = whom_a_newcomer_asks(admitted, reader.endorsements.newest, reader.signatures.identity.peer_id)
+    me, endorsements = reader.signatures.identity.peer_id, reader.endorsements
+    asked = whom_a_newcomer_asks(admitted, endorsements.newest, me, random.SystemRandom())
     shown = await those_endorsed(reader, (await reader.newest_of(asked, request))[0])
-    if (proof := most_supported(shown)) is not None:
+    if (proof := best_of(shown, endorsements.newest)) is not None:
         others, _ = await reader.newest_of(set(proof.roster) - shown.keys(), request)
         shown = await those_endorsed(reader, {**shown, **others})
-        proof = most_supported(shown)
+        proof = best_of(shown, endorsements.newest)
     if proof is None:
-        endorsement = reader.endorsements.newest
+        endorsement = endorsements.newest
         which = f" after outer step {endorsement.outer_step}, which its author endorses" if endorsement else ""
         raise PeerTimeout(
             f"no member of {run.run_id} shows a certified state{which}",
@@ -76,7 +78,7 @@ async def survey(network: Network, run: SignedRun, peers: Mapping[str, TrainerRe
         absent=tuple(sorted(set(proof.roster) - holders)),
         answered=tuple(sorted(set(proof.roster) & shown.keys())),
         sequence=max(each.sequence for each in shown.values()),
-        endorsement=reader.endorsements.newest,
+        endorsement=endorsements.newest,
     )
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+import random
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -29,6 +30,7 @@ from swarm.training.state.certificate_history import (
     Proof,
     Rank,
     in_own_order,
+    most_supported,
     whom_to_ask,
 )
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
@@ -178,12 +180,22 @@ async def seek_endorsement(reader: ProofReader, records: Mapping[str, TrainerRec
         holders = holders[NUM_SOUGHT_AT_ONCE:]
 
 
-def whom_a_newcomer_asks(claims: Mapping[str, int], endorsement: Endorsement | None, me: str) -> list[str]:
-    """Return the peers that a process without a state asks: some members of the endorsed state, and a sample that
-    ignores claims."""
-    roster = endorsement.roster if endorsement is not None else ()
-    members = [peer for peer in roster if peer in claims][: MAX_ASKED_FOR_STANDING // 2]
-    return list(dict.fromkeys((*members, *whom_to_ask(claims, (), me))))[:MAX_ASKED_FOR_STANDING]
+def whom_a_newcomer_asks(
+    peers: Iterable[str], endorsement: Endorsement | None, me: str, chance: random.Random
+) -> list[str]:
+    """Return the peers that a process without a state asks. One that shows a state after the endorsed one is enough.
+    Without an endorsement they are always the same, a sample with about the share of liars that all peers have."""
+    if endorsement is None:
+        return in_own_order(peers, me)[:MAX_ASKED_FOR_STANDING]
+    return whom_to_ask(peers, endorsement.roster, chance)
+
+
+def best_of(shown: Mapping[str, Proof], endorsement: Endorsement | None) -> Proof | None:
+    """Return the proof that a process without a state follows, of those `shown` by peers that `those_endorsed` returns;
+    None if there is none. States that follow from the endorsed one are of one history, of which the last one counts."""
+    if endorsement is None:
+        return most_supported(shown)
+    return max(shown.values(), key=lambda proof: proof.rank, default=None)
 
 
 async def those_endorsed(reader: ProofReader, shown: Mapping[str, Proof]) -> dict[str, Proof]:

@@ -5,7 +5,7 @@ its author signs a resume order and other members go on without the order. All t
 `rank`: a later order, more outer steps, the later admission, more members.
 
 A newcomer, an observer at its first look, and the members of a run before its first outer step have no state of their
-own from which a certificate could follow. They ask several peers (`whom_to_ask`), and follow the history that most of
+own from which a certificate could follow. They ask several peers, and follow the history that most of
 its own voters show (`most_supported`): each of these had to sign it and to answer. So a few keys gain nothing by a
 later step than all others, or by a certificate that they did not vote for. A party with more keys than the run has
 members can still win: in an open run keys cost nothing. Only a run's `admission`, and a resume order of its author,
@@ -15,6 +15,7 @@ outweigh any number of keys.
 from __future__ import annotations
 
 import hashlib
+import random
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -163,18 +164,16 @@ class CertificateHistory:
         return 0
 
 
-def whom_to_ask(claims: Mapping[str, int], roster: Collection[str], me: str) -> list[str]:
-    """Return the peers that claim the latest steps. Strangers may claim anything, so they cannot displace members of
-    `roster`.
+def whom_to_ask(peers: Iterable[str], roster: Collection[str], chance: random.Random) -> list[str]:
+    """Return some of `peers`, members of `roster` first, each drawn anew by `chance`.
 
-    `claims` are outer steps by peer. Without a roster, claims are ignored: a sample that depends on `me` has about the
-    same share of liars as all peers together.
+    Strangers cannot displace the members. If these are gone, strangers delay the others, but do not keep them out: what
+    a peer claims does not count.
     """
-    if not roster:
-        return in_own_order(claims, me)[:MAX_ASKED_FOR_STANDING]
-    ranked = sorted(claims, key=lambda peer: (-claims[peer], peer))
-    members = [peer for peer in ranked if peer in roster][: MAX_ASKED_FOR_STANDING // 2]
-    return list(dict.fromkeys((*members, *ranked)))[:MAX_ASKED_FOR_STANDING]
+    drawn = sorted(peers)
+    chance.shuffle(drawn)
+    members = [peer for peer in drawn if peer in roster][: MAX_ASKED_FOR_STANDING // 2]
+    return list(dict.fromkeys((*members, *drawn)))[:MAX_ASKED_FOR_STANDING]
 
 
 def in_own_order(peers: Iterable[str], me: str) -> list[str]:

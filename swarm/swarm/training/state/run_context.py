@@ -47,8 +47,8 @@ class RunContext(ProofReader):
     """Objects that the parts of training share for one member. `executor` computes for rounds, in parallel with
     training. `residuals` exist in a run with error feedback. `credential` is shown when this member enters the run.
     `revocations` are the author's, as far as this member received them and the state may not know them yet.
-    `audit_chance` draws the leaves that this member audits. `silent` are the peers that did not show their state when
-    they were last asked, so that the log names each once."""
+    `chance` draws the leaves that this member audits and the peers that it asks. `silent` are the peers that did not
+    show their state when they were last asked, so that the log names each once."""
 
     executor: Executor
     replica: Replica
@@ -59,7 +59,7 @@ class RunContext(ProofReader):
     credential: RunCredential | None = None
     revocations: list[bytes] = field(default_factory=list)
     meter: BandwidthMeter = field(default_factory=BandwidthMeter)
-    audit_chance: random.Random = field(default_factory=random.SystemRandom)
+    chance: random.Random = field(default_factory=random.SystemRandom)
     silent: set[str] = field(default_factory=set)
 
     @property

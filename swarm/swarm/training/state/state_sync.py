@@ -282,11 +282,13 @@ def claims_of(context: RunContext, records: Mapping[str, TrainerRecord]) -> dict
 async def furthest(context: RunContext, claims: Mapping[str, int]) -> Proof | None:
     """Return the proof of highest rank that any of these peers shows and that follows this member's state, if any does.
 
-    A new replica takes the proof that most voters show, its own group's included, of those that follow from the
-    author's endorsement.
+    A new replica without an endorsement takes the proof that most voters show, its own group's included.
     """
-    replica, me, endorsement = context.replica, context.network.peer_id, context.endorsements.newest
-    peers = whom_a_newcomer_asks(claims, endorsement, me) if replica.is_new else whom_to_ask(claims, replica.roster, me)
+    replica, me = context.replica, context.network.peer_id
+    if replica.is_new:
+        peers = whom_a_newcomer_asks(claims, context.endorsements.newest, me, context.chance)
+    else:
+        peers = whom_to_ask(claims, replica.roster, context.chance)
     shown, failures = await context.newest_of(peers, StandingRequest(run=context.run, step=1))
     failed = {failure.peer_id or "": failure for failure in failures}
     for peer in failed.keys() - context.silent:
@@ -294,9 +296,9 @@ async def furthest(context: RunContext, claims: Mapping[str, int]) -> Proof | No
     context.silent.clear()
     context.silent.update(failed)
     shown = await those_following(shown, partial(_counts, context))
-    if not replica.is_new:
-        return max(shown.values(), key=lambda proof: proof.rank, default=None)
-    return most_supported(shown | ({me: replica.proof} if replica.proof else {}))
+    if replica.is_new and context.endorsements.newest is None:
+        return most_supported(shown | ({me: replica.proof} if replica.proof else {}))
+    return max(shown.values(), key=lambda proof: proof.rank, default=None)
 
 
 async def _counts(context: RunContext, peer: str, proof: Proof) -> bool:

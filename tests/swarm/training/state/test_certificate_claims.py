@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from support.training_swarm import Swarm, assert_equal_steps, certificate_of, certified, config
+from support.training_swarm import Member, Swarm, assert_equal_steps, certificate_of, certified, config, interval_cost
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.run.methods import Methods
+from swarm.training.state.ancestry import best_of, whom_a_newcomer_asks
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import (
     MAX_ASKED_FOR_STANDING,
@@ -23,7 +26,7 @@ from swarm.training.state.certificate_history import (
 )
 from swarm.training.state.state_sync import claims_of
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateFetched
-from swarm_protocol.commit_messages import Outcome
+from swarm_protocol.commit_messages import Endorsement, Outcome
 from swarm_protocol.identity import Identity
 from swarm_protocol.member_messages import Standing
 from swarm_protocol.records import TrainerRecord
@@ -32,30 +35,31 @@ from swarm_protocol.training_messages import Contribution, Group
 NOW = 1_750_000_000.0
 SIGNERS = [RunSignatures(identity=Identity(bytes([number]) * 32), network_id="test", run="run") for number in range(8)]
 
+RECORD_S = 70.0
+"""The time after which nobody lists a member that is gone."""
+
 MEMBERS = tuple(f"member {number:02}" for number in range(2 * MAX_ASKED_FOR_STANDING))
 
 
-def test_members_are_asked_when_many_strangers_claim_to_be_further() -> None:
-    claims = {f"stranger {number}": 10**6 for number in range(100)} | dict.fromkeys(MEMBERS[:2], 3)
-    asked = whom_to_ask(claims, MEMBERS, "me")
-    assert asked[:2] == list(MEMBERS[:2])
-    assert len(asked) == MAX_ASKED_FOR_STANDING
+def test_members_are_asked_first_and_each_of_many_strangers_in_turn() -> None:
+    """A stranger may be a member of a later state."""
+    strangers, chance = [f"stranger {number}" for number in range(100)], random.Random(0)
+    draws = [whom_to_ask([*strangers, *MEMBERS[:2]], MEMBERS, chance) for _ in range(60)]
+    assert all(set(asked[:2]) == set(MEMBERS[:2]) for asked in draws)
+    assert all(len(asked) == len(set(asked)) == MAX_ASKED_FOR_STANDING for asked in draws)
+    assert {peer for asked in draws for peer in asked} == {*strangers, *MEMBERS[:2]}
 
 
-def test_peers_that_claim_to_be_furthest_are_asked_when_there_are_many_members() -> None:
-    claims = {"new": 9} | {peer: step for step, peer in enumerate(MEMBERS)}
-    asked = whom_to_ask(claims, MEMBERS, "me")
+def test_half_of_those_asked_are_members_when_there_are_many() -> None:
+    asked = whom_to_ask([f"stranger {number}" for number in range(10**4)] + list(MEMBERS), MEMBERS, random.Random(0))
+    assert [peer in MEMBERS for peer in asked].count(True) == MAX_ASKED_FOR_STANDING // 2
+
+
+def test_newcomer_without_an_endorsement_asks_the_same_sample_of_all_each_time() -> None:
+    peers = [f"stranger {number}" for number in range(40)] + list(MEMBERS)
+    asked, again, of_another = (whom_a_newcomer_asks(peers, None, me, random.Random()) for me in ("me", "me", "you"))
     assert len(asked) == len(set(asked)) == MAX_ASKED_FOR_STANDING
-    assert set(MEMBERS[-MAX_ASKED_FOR_STANDING // 2 :]) <= set(asked)
-    assert "new" in whom_to_ask({**claims, "new": 99}, MEMBERS, "me")
-
-
-def test_newcomer_chooses_whom_to_ask_independently_of_claims() -> None:
-    claims = {f"stranger {number}": 10**6 for number in range(40)} | dict.fromkeys(MEMBERS, 3)
-    asked = whom_to_ask(claims, (), "me")
-    assert len(asked) == len(set(asked)) == MAX_ASKED_FOR_STANDING
-    assert asked == whom_to_ask(dict.fromkeys(claims, 0), (), "me")
-    assert asked != whom_to_ask(claims, (), "you")
+    assert asked == again != of_another
     assert 4 <= sum(peer in MEMBERS for peer in asked) <= 12
 
 
@@ -70,7 +74,7 @@ def test_only_admitted_peers_claims_count_in_a_closed_run() -> None:
     }
     context = SimpleNamespace(network=SimpleNamespace(peer_id=admitted[0]), signatures=signatures)
     claims = claims_of(context, records)  # type: ignore[arg-type]
-    assert sorted(whom_to_ask(claims, (), admitted[0])) == sorted(admitted[1:])
+    assert sorted(whom_to_ask(claims, (), random.Random())) == sorted(admitted[1:])
 
 
 HONEST, FORGERS = range(5), range(5, 7)
@@ -119,6 +123,18 @@ def test_most_supported_is_the_newest_certificate_of_the_shared_history() -> Non
     assert most_supported(shown) == newest
 
 
+def test_newest_certificate_counts_of_those_that_follow_from_the_endorsed_state() -> None:
+    """Former members may show the state that they left, and be more than the later ones that answer."""
+    endorsement = Endorsement(
+        run="run", sequence=1, outer_step=1, state_digest=bytes(32), roster=(SIGNERS[0].identity.peer_id,)
+    )
+    before, newest = certificate(range(4), 4), certificate(range(4, 8), 9)
+    shown = shown_by(range(4), before) | shown_by(range(7, 8), newest)
+    assert best_of(shown, None) == before
+    assert best_of(shown, endorsement) == newest
+    assert best_of({}, endorsement) is None
+
+
 def test_forged_group_shares_no_history_with_an_honest_member_that_it_names() -> None:
     """It states that the forgers leave, so that its roster is the honest member alone, which does not have to vote."""
     honest, forged = certificate(HONEST, 4), certificate(range(4, 7), 200, leaving=(5, 6))
@@ -165,3 +181,41 @@ def test_newcomer_does_not_follow_two_fresh_keys_that_claim_to_be_furthest(
             assert not any("it was committed" in event.reason for event in newcomer.of(RoundAborted))
 
     virtual_time.run(main(), compute_s=lambda work: 1.0 if getattr(work, "__name__", "") == "_stretch" else 0.0)
+
+
+def roster(member: Member) -> tuple[str, ...]:
+    return member.trainer.replica.roster if member.trainer.replica else ()
+
+
+def test_returning_member_catches_up_when_its_members_have_left_and_many_fresh_keys_claim_to_be_further(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They can show no state that follows from its own, and nobody else may be kept from it by their claims."""
+    caplog.set_level(logging.ERROR, logger="swarm")
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=60)) as swarm, AsyncExitStack() as stack:
+            old = [await swarm.join(f"old{number}") for number in range(3)]
+            while not all(member.of(OuterStep) for member in old):
+                await asyncio.sleep(0.05)
+            state, certificate = old[0].trainer.state, old[0].trainer.certificate
+            new = [await swarm.join(f"new{number}") for number in range(3)]
+            while not all(member.peer_id in roster(new[0]) for member in new):
+                await asyncio.sleep(0.05)
+            for member in old:
+                member.trainer.stop()
+            for member in await swarm.finish(*(member.name for member in old)):
+                swarm.kill(member.name)
+            await asyncio.sleep(RECORD_S)
+            for number in range(2 * MAX_ASKED_FOR_STANDING):
+                network = swarm.internet.network(Identity(bytes([100 + number]) * 32))
+                stack.push_async_callback(network.close)
+                membership = await stack.enter_async_context(Membership(network))
+                membership.announce(
+                    TrainerRecord(run=swarm.run.run_id, outer_step=10**6, digest=b"f" * 32, state="training")
+                )
+            await asyncio.sleep(1.0)
+            returning = await swarm.join("returning", state=state, certificate=certificate)
+            assert_equal_steps(await swarm.finish(returning.name, *(member.name for member in new)), 60)
+
+    virtual_time.run(main(), compute_s=partial(interval_cost, interval_s=4.0))

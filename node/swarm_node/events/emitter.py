@@ -193,15 +193,17 @@ class LiveLine:
         self._clock = clock
         self._is_terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = ""
-        self._due_s: dict[str, float] = {}
+        self._printed: dict[str, tuple[str, float]] = {}  # the last line of each kind, and when the next one is due
 
     def show(self, kind: str, text: str) -> None:
-        """Replace the line by `text`. Without a terminal, print `text` if its `kind` is due."""
+        """Replace the line by `text`. Without a terminal, print `text` if it is news and its `kind` is due."""
         if self._is_terminal:
             self._shown = text
             self._write(self._drawn())
-        elif self._clock() >= self._due_s.get(kind, 0.0):
-            self._due_s[kind] = self._clock() + EVERY_S
+            return
+        last, due_s = self._printed.get(kind, ("", 0.0))
+        if text != last and self._clock() >= due_s:
+            self._printed[kind] = text, self._clock() + EVERY_S
             self._write(text + "\n")
 
     def above(self, text: str) -> None:

@@ -154,6 +154,7 @@ def test_live_line_without_a_terminal_is_printed_now_and_then_for_each_kind() ->
         line.show("a", text)
     line.show("b", "b 1")
     clock.now_s = EVERY_S
+    line.show("b", "b 1")  # an idle server fills no log
     line.show("a", "a 3")
     line.end()
     assert log.getvalue() == "a 1\nb 1\na 3\n"

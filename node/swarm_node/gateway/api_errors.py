@@ -117,10 +117,11 @@ def _from_validation(error: RequestValidationError) -> HttpError:
         way = f"send {INSTEAD[param]} in its place" if param in INSTEAD else "leave it out"
         message = f"'{param}' is not supported by this gateway: {way}"
         return HttpError(400, message, code="unsupported_parameter", param=param)
-    if kind == "unknown":
-        param, near = clean(".".join([*path, first["ctx"]["name"]]), MAX_PATH_CHARS), first["ctx"]["near"]
-        way = f"did you mean {near}?" if near else "leave it out"
-        return HttpError(400, f"unknown parameter '{param}': {way}", code="unknown_parameter", param=param)
+    if kind in {"misspelt", "extra_forbidden"}:
+        given = [*path, first["ctx"]["name"]] if kind == "misspelt" else [*_path(first["loc"][:-1]), first["loc"][-1]]
+        name = clean(".".join(map(str, given)), MAX_PATH_CHARS)
+        way = f"did you mean {first['ctx']['near']}?" if kind == "misspelt" else "leave it out"
+        return HttpError(400, f"unknown parameter '{name}': {way}", code="unknown_parameter", param=name)
     name, what = _what(errors, first)
     param = ".".join([*path, name] if name else path)
     message = f"{param}: {what}" if param else f"the request body {what.removeprefix('it ')}"

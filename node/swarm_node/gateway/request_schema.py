@@ -101,10 +101,9 @@ class StrictBody(BaseModel):
                 raise PydanticCustomError("unsupported", "'{name}' is not supported", {"name": name})
         known = _names_of(cls)
         unknown = next((name for name in data if name not in known and name not in cls.neutral), None)
-        if unknown is not None:
-            [near] = get_close_matches(unknown[:MAX_NAME_CHARS], known, n=1) or [""]
-            raise PydanticCustomError("unknown", "unknown parameter '{name}'", {"name": unknown, "near": near})
-        return {name: value for name, value in data.items() if name in known}
+        if unknown is not None and (near := get_close_matches(unknown[:MAX_NAME_CHARS], known, n=1)):
+            raise PydanticCustomError("misspelt", "unknown parameter '{name}'", {"name": unknown, "near": near[0]})
+        return {name: value for name, value in data.items() if name in known or name == unknown}
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:

@@ -20,7 +20,6 @@ No state.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -91,11 +90,7 @@ async def fetch_state(
 async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult:
     if (state := await context.replica.find_or_make(context.executor, proof)) is not None:
         return SyncResult(proof=proof, state=state)
-    others = [peer for peer, record in records.items() if record.digest == proof.outcome.state_digest]
-    voters = _in_turn(context.network.peer_id, proof.voters)
-    asked = [peer for peer in dict.fromkeys((*voters, *others)) if peer != context.network.peer_id]
-    donors = context.network.links.fastest_first(asked)[:MAX_DONORS]
-    replica = context.replica
+    donors, replica = donors_of(context, proof, records), context.replica
     if replica.differing(proof.outcome) is None and (reached := await _by_parts(context, proof, donors)) is not None:
         return reached
     own = [replica.current]
@@ -108,12 +103,15 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
     return SyncResult(proof=proof, state=fetched.state, fetched=fetched)
 
 
-def _in_turn(me: str, voters: Sequence[str]) -> Sequence[str]:
-    """Return `voters`; if they are too many to ask, starting at a place that depends on `me`."""
-    if len(voters) <= MAX_DONORS:
-        return voters
-    start = int.from_bytes(hashlib.sha256(me.encode()).digest()[:8], "big") % len(voters)
-    return (*voters[start:], *voters[:start])
+def donors_of(context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> list[str]:
+    """Return the peers to get the state of `proof` from: drawn voters, and the fastest of those and of all that claim
+    to have it. Strangers can be fast and claim it, too, and then send nothing."""
+    me = context.network.peer_id
+    voters = [peer for peer in proof.voters if peer != me]
+    others = [peer for peer, each in records.items() if each.digest == proof.outcome.state_digest and peer != me]
+    drawn = context.chance.sample(voters, min(len(voters), MAX_DONORS // 2))
+    fastest = context.network.links.fastest_first(list(dict.fromkeys((*voters, *others))))
+    return list(dict.fromkeys((*drawn, *fastest)))[:MAX_DONORS]
 
 
 async def _by_parts(context: RunContext, proof: Proof, donors: list[str]) -> SyncResult | None:

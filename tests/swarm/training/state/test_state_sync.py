@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -36,7 +37,14 @@ from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S, ProofReader
 from swarm.training.state.run_context import RunContext
-from swarm.training.state.state_sync import MAX_CATCH_UP_LINKS, SyncResult, _is_voted_for, catch_up
+from swarm.training.state.state_sync import (
+    MAX_CATCH_UP_LINKS,
+    MAX_DONORS,
+    SyncResult,
+    _is_voted_for,
+    catch_up,
+    donors_of,
+)
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import OuterStep, StateFetched
 from swarm_compression import get_codec
@@ -44,6 +52,7 @@ from swarm_compression.codec import Data
 from swarm_protocol.commit_messages import Outcome
 from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
+from swarm_protocol.records import TrainerRecord
 from swarm_protocol.training_messages import Contribution, Group
 
 ONLOOKER = Identity(b"onlooker".ljust(32))
@@ -265,3 +274,16 @@ def test_catch_up_adopts_no_state_that_strangers_made_up_on_the_way() -> None:
         await theirs.close()
 
     virtual_time.run(main())
+
+
+def test_strangers_on_fast_lines_that_claim_a_state_displace_no_more_than_half_of_its_voters_as_donors() -> None:
+    voters, strangers = [f"voter {number}" for number in range(20)], [f"stranger {number}" for number in range(20)]
+    links = SimpleNamespace(fastest_first=lambda peers: sorted(peers, key=lambda peer: peer in voters))
+    network = SimpleNamespace(peer_id=voters[0], links=links)
+    context: Any = SimpleNamespace(network=network, chance=random.Random(0))
+    proof: Any = SimpleNamespace(voters=voters, outcome=SimpleNamespace(state_digest=b"s" * 32))
+    record = TrainerRecord(run="run", outer_step=1, digest=b"s" * 32, state="training")
+    draws = [donors_of(context, proof, dict.fromkeys([*strangers, *voters], record)) for _ in range(60)]
+    assert all(len(donors) == len(set(donors)) == MAX_DONORS for donors in draws)
+    assert all(sum(peer in voters for peer in donors) == MAX_DONORS // 2 for donors in draws)
+    assert {peer for donors in draws for peer in donors if peer in voters} == set(voters[1:])

@@ -54,6 +54,7 @@ REFRESH_S = limits.RECORD_LIFETIME_S / 6
 AWAKE_S = 2.0
 """Seconds between two checks whether the machine was suspended."""
 COUNTDOWN_S = 5.0
+JOIN_S = 3.0  # time for a starting node to join before its status is told without an address; under control.DEADLINE_S
 CLOSE_S = 10.0  # seconds to announce the leaving and close sockets
 EXIT_UNCLEAN = 1
 MAX_OPEN_FILES = 2**16
@@ -166,10 +167,14 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
     """Run the node: start it, let it work, and close it."""
     identity = Identity.load(home.identity)
     node: Node | None = None
+    joined = asyncio.Event()
     now_s = asyncio.get_running_loop().time
     since_s = now_s()
 
     async def status(_request: StatusRequest) -> StatusReply:
+        with suppress(TimeoutError):  # scripts ask a node that they have just started for its address
+            async with asyncio.timeout(JOIN_S):
+                await joined.wait()
         return await node.status() if node else starting_status(config, identity.peer_id, now_s() - since_s)
 
     async with control.serving(home.socket, status, partial(_leave, shutdown)):
@@ -200,6 +205,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
                 peer_paths=network.traffic.peer_paths,
                 relay_counts=network.active_relay_counts,
             )
+            joined.set()
             await _work(node, network, role, month)
 
 

@@ -21,7 +21,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         detail="text: the step's result",
     ),
     "ready": event_spec(
-        "The node is on the network and answers `status`, `drain` and `stop`.",
+        "The node is on the network.",
         "ready as {name} ({peer_id})",
         peer_id="text: this node's peer id",
         addrs="list: multiaddrs at which others reach it, each ending in /p2p/<peer_id>",

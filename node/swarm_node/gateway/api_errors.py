@@ -190,7 +190,7 @@ def _advice(method: str, path: str, methods: str) -> str:
     if method == "OPTIONS":
         return ORIGIN
     if methods:
-        return f"send {methods}"
+        return f"send {' or '.join(methods.split(', '))}"
     if "/deployments/" in path:
         return AZURE
     if path == "/v1/responses":

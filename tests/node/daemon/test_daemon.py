@@ -111,6 +111,13 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, run
     assert "no daemon is running" in run_here(command, "--home", node.home).error, "once is enough"
 
 
+def test_status_of_a_node_that_was_just_started_has_its_address(start_node: StartNode, run_here: RunHere) -> None:
+    node = start_node("seed", is_light=True)
+    wait_until((node.home / "control.sock").exists, "the node has no control socket")
+    [status] = run_here("status", "--home", node.home).events
+    assert status["addrs"]
+
+
 def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNode) -> None:
     node = start_node(*JOIN, "--peers", seed.addr, "--drain-s", "300", is_light=True)
     node.wait_for("step")

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import signal
 import stat
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import psutil
 import pytest
 from support.node_process import Node, wait_until
-from swarm_node import interrupts
+from support.node_settings import resolve
+from swarm.network.libp2p_network import Libp2pNetwork
+from swarm_node import daemon, interrupts
+from swarm_node.control import ControlClient
+from swarm_node.events.emitter import Emitter
+from swarm_node.network_join import join_network
+from swarm_node.roles.seed import SeedRole
+from swarm_node.shutdown import Shutdown
+from swarm_node.storage.home import Home
+from swarm_protocol.control_messages import StatusReply
+from swarm_protocol.identity import Identity
 
 from .conftest import RunHere, Seed, StartNode, run_node
 
@@ -111,11 +124,32 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, run
     assert "no daemon is running" in run_here(command, "--home", node.home).error, "once is enough"
 
 
-def test_status_of_a_node_that_was_just_started_has_its_address(start_node: StartNode, run_here: RunHere) -> None:
-    node = start_node("seed", is_light=True)
-    wait_until((node.home / "control.sock").exists, "the node has no control socket")
-    [status] = run_here("status", "--home", node.home).events
-    assert status["addrs"]
+def test_status_of_a_node_that_was_just_started_has_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(*arguments: Any) -> Libp2pNetwork | None:
+        await asyncio.sleep(1)
+        return await join_network(*arguments)
+
+    async def scene() -> StatusReply:
+        shutdown = Shutdown()
+        emitter = Emitter(json=True, out=io.StringIO(), err=io.StringIO())
+        life = asyncio.create_task(daemon._live(config, home, emitter, SeedRole(config), shutdown))
+        while not home.socket.exists():
+            await asyncio.sleep(0.01)
+        reply = await asyncio.to_thread(ControlClient(home).status)
+        shutdown.request("test")
+        await life
+        return reply
+
+    monkeypatch.setattr(daemon, "join_network", late)
+    home = Home(tmp_path / "home")
+    home.create()
+    Identity.generate().save(home.identity)
+    config = resolve({"home": str(home.path), "network_id": "net", "mdns": "false"}, env={})
+    config = config.model_copy(update={"listen": ("/ip4/127.0.0.1/tcp/0",)})
+    with home.locked():
+        assert asyncio.run(scene()).addrs
 
 
 def test_start_that_is_interrupted_ends_at_once(seed: Seed, start_node: StartNode) -> None:

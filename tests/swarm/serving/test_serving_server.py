@@ -126,7 +126,7 @@ def test_server_measures_again_only_after_a_while_without_work(
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)]) as box:
             for _ in range(int(3 * IDLE_S / 5)):
-                await box.tokens()
+                await box.tokens(3)
                 await asyncio.sleep(5)
             assert not measured_s
             [server] = box.servers.values()

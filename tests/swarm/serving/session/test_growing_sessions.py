@@ -27,8 +27,8 @@ from swarm.serving.sampling.sampling import LogitEdits
 from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.server.span_server import SpanServer
+from swarm.serving.session import session_messages
 from swarm.serving.session.client_state import SessionOptions
-from swarm.serving.session.session_messages import GROWTH_TOKENS
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, SessionError
 from swarm_protocol.limits import PAGE_TOKENS
@@ -102,22 +102,32 @@ def test_answer_that_grows_is_that_of_one_machine(boxes: Any, llama_dir: Path, s
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
+@pytest.fixture(scope="module")
+def steered(boxes: Any, llama_dir: Path) -> list[Any]:
+    """Return the tokens of a STEERED answer for which there is room from the beginning."""
+    assert session_messages.GROWTH_TOKENS > NUM_TOKENS
+
+    async def scenario() -> list[Any]:
+        async with boxes(llama_dir, HALVES) as box:
+            return [token async for token in box.generate(NUM_TOKENS, sampling=STEERED)]
+
+    return virtual_time.run(scenario(), compute_s=slow_step)
+
+
 @pytest.mark.parametrize("victim", [None, 0, 1])
 def test_steered_answer_that_grows_is_the_same_also_if_a_server_dies(
-    boxes: Any, llama_dir: Path, victim: int | None
+    boxes: Any, llama_dir: Path, steered: list[Any], victim: int | None
 ) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES * 2) as box:
-            with patch("swarm.serving.session.session_messages.GROWTH_TOKENS", GROWTH_TOKENS):
-                whole = [token async for token in box.generate(NUM_TOKENS, sampling=STEERED)]
             generation, tokens = box.generate(NUM_TOKENS, sampling=STEERED), list[Any]()
             async for token in generation:
                 tokens.append(token)
                 if victim is not None and len(tokens) == 60:
                     box.internet.crash(generation.trace()["hops"][victim]["peer_id"])
-            assert [token.token_id for token in tokens] == [token.token_id for token in whole]
-            assert [token.text for token in tokens] == [token.text for token in whole]
-            assert [token.logprob for token in tokens] == pytest.approx([token.logprob for token in whole], abs=1e-4)
+            assert [token.token_id for token in tokens] == [token.token_id for token in steered]
+            assert [token.text for token in tokens] == [token.text for token in steered]
+            assert [token.logprob for token in tokens] == pytest.approx([token.logprob for token in steered], abs=1e-4)
             assert len(generation.trace()["replays"]) == (victim is not None)
 
     virtual_time.run(scenario(), compute_s=slow_step)
@@ -298,7 +308,7 @@ def test_peer_with_all_places_for_grammars_makes_room_for_a_client_that_asks_for
             since_s = clock()
             while not drawn and clock() - since_s < 100:
                 with suppress(SessionError):
-                    drawn, _ = await answer(box.generate(NUM_TOKENS, sampling=STEERED))
+                    drawn, _ = await answer(box.generate(8, sampling=STEERED))
                 await asyncio.sleep(0.5)
             assert drawn
             assert clock() - since_s < wait_s

@@ -131,7 +131,7 @@ def test_server_that_swaps_in_four_bit_weights_is_named(
             assert report.reason == ("draws" if start else "rows")
             assert report.evidence or report.peer_id != liar, "a named server must be convicted by what it signed"
             for _ in range(20):
-                await box.tokens()
+                await box.tokens(1)
                 assert answered_by(box, start) != liar, "a named server must not be used again"
 
     run(scenario)

@@ -1,4 +1,5 @@
-"""Servers that stop in mid-answer and do not crash: their process, their libp2p daemon, or their line.
+"""Servers that stop in mid-answer and do not crash: their process, their libp2p daemon, or their line. Also servers
+whose process hardly runs.
 
     .venv/bin/python -m pytest tests/chaos/test_chaos_silent_servers.py -m chaos -s
 
@@ -13,6 +14,7 @@ import contextlib
 import os
 import signal
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -37,6 +39,9 @@ PHASES = ("decode", "prefill")
 NUM_TOKENS = 96
 FATAL_TOKEN = 24
 BACK_S = 20.0
+NUM_SLOWED_TOKENS = 500
+RUN_S, PERIOD_S = 0.005, 0.2
+RATE_TOKENS = 50
 
 
 @contextmanager
@@ -46,6 +51,26 @@ def _stopped(pid: int) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def _throttled(pid: int) -> Iterator[None]:
+    """Let the process run for RUN_S of every PERIOD_S."""
+    over = threading.Event()
+
+    def throttle() -> None:
+        while not over.is_set():
+            with _stopped(pid):
+                over.wait(PERIOD_S - RUN_S)
+            time.sleep(RUN_S)
+
+    thread = threading.Thread(target=throttle)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _silenced(servers: ServingFleet, node: NodeState, what: str) -> contextlib.AbstractContextManager[None]:
@@ -129,3 +154,43 @@ def test_tokens_are_unchanged_when_servers_fall_silent_and_the_pause_is_short(
     assert statistics.median(pauses_s["decode"]) < 4
     assert max(pauses_s["decode"]) < 8
     assert max(pauses_s["prefill"], default=0.0) < 12, "a ping may wait behind the rows of a prompt, and has 6 s"
+
+
+def _rate(times: list[float]) -> float:
+    return (len(times) - 1) / (times[-1] - times[0])
+
+
+async def _slowed(servers: ServingFleet, place: int) -> tuple[str, list[float], list[tuple[str, bool]]]:
+    """Get one answer during which a server's process hardly runs. Return the text, the tokens a second before that,
+    then, and at the end, and why servers were left, with whether they handed over."""
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    generation = servers.client.generate(model="chaos", prompt=SHORT, max_tokens=NUM_SLOWED_TOKENS, sampling=sampling)
+    texts, times = list[str](), list[float]()
+    with ExitStack() as slow:
+        async with contextlib.aclosing(generation):
+            async for token in generation:
+                texts.append(token.text)
+                times.append(time.monotonic())
+                if len(texts) == RATE_TOKENS:
+                    node = servers.find(generation.trace()["hops"][place]["peer_id"])
+                    slow.enter_context(_throttled(servers.fleet.processes[node.name].process.pid))
+    rates = [_rate(times[at : at + RATE_TOKENS]) for at in (0, RATE_TOKENS, len(times) - RATE_TOKENS)]
+    left = [(replay["reason"], replay["was_handed_over"]) for replay in generation.trace()["replays"]]
+    return "".join(texts), rates, left
+
+
+def test_answer_moves_away_from_a_server_that_hardly_runs_with_the_same_tokens(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "chaos")
+    expected = demo_answer.complete_undisturbed(model, SHORT, NUM_SLOWED_TOKENS)
+
+    async def main() -> None:
+        async with serving_fleet(tmp_path, model, 2 * SPANS, "--threads", "1") as servers:
+            for place in range(len(SPANS)):
+                text, (before, slow, after), left = await _slowed(servers, place)
+                print(f"place {place}: {before:.1f}, then {slow:.1f}, then {after:.1f} tokens/s; {left}")
+                assert text == expected
+                assert ("the server has become slow", True) in left
+                assert after > 2 * slow
+                await _until_back(servers)
+
+    asyncio.run(main())

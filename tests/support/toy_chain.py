@@ -119,6 +119,7 @@ class ToyServer:
     is_up: bool = True
     is_leaving: bool = False
     stalled_until_s: float = 0.0
+    slow_s: float = 0.0
     is_spoilt: bool = False
     sequences: dict[bytes, ToySequence] = field(default_factory=dict)
     pages: dict[tuple[int, int], list[States]] = field(default_factory=dict)
@@ -130,7 +131,15 @@ class ToyWorld:
     `struck` counts its faults. With `draws_vary`, another sequence would draw another token.
     """
 
-    def __init__(self, seed: int, *, num_blocks: int, spans: list[tuple[int, int]], chunk: int = 8) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        num_blocks: int,
+        spans: list[tuple[int, int]],
+        chunk: int = 8,
+        slow_wait_s: float = math.inf,
+    ) -> None:
         self.random = random.Random(seed)
         self.num_blocks = num_blocks
         self.now_s = 0.0
@@ -145,6 +154,7 @@ class ToyWorld:
         self.num_rows_run = 0
         self.num_looped = 0
         self.num_anew = 0
+        self.num_moves = 0
         self.draws_vary = False
         self.error: SwarmError | None = None
         self.outputs: list[int] = []
@@ -159,7 +169,9 @@ class ToyWorld:
         self._closed: set[bytes] = set()
         self._avoid: dict[str, float] = {}
         self.is_answered = False
-        self.state = SessionState(num_blocks, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=chunk)
+        self.state = SessionState(
+            num_blocks, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=chunk, slow_wait_s=slow_wait_s
+        )
 
     # --- the client -------------------------------------------------------------------------------------------------
 
@@ -235,6 +247,7 @@ class ToyWorld:
                     self.ping(action)
                 case Repaired(repair, num_tokens):
                     self.num_anew += "only others" in str(repair.error)
+                    self.num_moves += repair.straggler is not None
                     self.repaired.append((repair.lost_peer, num_tokens))
                 case TakeToken(token, goes_on):
                     self.outputs.append(token.token_id)
@@ -263,11 +276,13 @@ class ToyWorld:
     def look(self, find: FindServers, give_up_s: float) -> None:
         repair = find.repair
         stages, block = [], repair.start
+        left = repair.straggler.stage.peer_id if repair.straggler is not None else ""
         while block < repair.end:
             able = [
                 server
                 for server in self.servers.values()
                 if server.is_up and not server.is_leaving and self._avoid.get(server.peer_id, 0.0) <= self.now_s
+                if server.peer_id != left
                 if server.start <= block < server.end
             ]
             if not able:
@@ -425,6 +440,7 @@ class ToyWorld:
         if not self.draws_vary and len(server.pages.get((sequence.start, sequence.end), ())) < len(sequence.states):
             server.pages[sequence.start, sequence.end] = list(sequence.states)
         sequence.busy_until_s = max(sequence.busy_until_s, self.now_s) + self.random.uniform(0.0005, 0.01)
+        sequence.busy_until_s += server.slow_s
         reply = partial(self.reply, server, sequence_id, sequence.length, len(new), ask)
         self.later(sequence.busy_until_s - self.now_s, reply)
 
@@ -549,6 +565,8 @@ class ToyWorld:
                 for sequence_id in server.sequences:
                     self.to_client(server, sequence_id, self.told_to_leave)
                 self.later(self.random.uniform(0.1, 5), lambda: self.strike("evict", server))
+            case "slow":
+                server.slow_s = self.random.choice([0.1, 0.4])
             case "spoil":
                 server.is_spoilt = True
             case "cut":
@@ -568,7 +586,7 @@ class Request:
     questions: list[tuple[int, float]]
 
 
-KINDS = ("kill", "connection", "evict", "stall", "leave", "spoil", "cut", "loss")
+KINDS = ("kill", "connection", "evict", "stall", "slow", "leave", "spoil", "cut", "loss")
 
 
 def any_world(seed: int) -> tuple[ToyWorld, Request]:
@@ -578,7 +596,7 @@ def any_world(seed: int) -> tuple[ToyWorld, Request]:
     cuts = sorted(draw.sample(range(1, num_blocks), draw.randint(0, num_blocks - 1)))
     spans = list(itertools.pairwise([0, *cuts, num_blocks])) * draw.choice([2, 2, 3])
     spans += [(0, num_blocks)] * draw.choice([0, 1, 1])
-    world = ToyWorld(seed, num_blocks=num_blocks, spans=spans, chunk=draw.choice([1, 4, 16]))
+    world = ToyWorld(seed, num_blocks=num_blocks, spans=spans, chunk=draw.choice([1, 4, 16]), slow_wait_s=0.0)
     for _ in range(draw.choice([0, 1, 1, 2, 3, 5])):
         strike = partial(world.strike, draw.choice(KINDS), draw.choice(list(world.servers.values())))
         world.later(draw.expovariate(2.0), strike)

@@ -321,7 +321,7 @@ GATEWAY: MetricGroup = {
         part="`compute`, `queue` or `wire`",
     ),
     "swarm_gateway_reroutes_total": _counter(
-        "Spans that failed during an answer and were continued on other servers.",
+        "Spans that failed or became slow during an answer and were continued on other servers.",
         "when the request ends; `handover`: the new servers received the KV cache; `replay`: they recomputed it",
         how="`replay` or `handover`",
     ),

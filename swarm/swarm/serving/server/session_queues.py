@@ -36,7 +36,8 @@ is slow."""
 
 REPORT_S = 0.1
 """Maximum seconds that a result may wait. All sessions flush at the same moments, so that the results of a connection
-go in one message."""
+go in one message. A session whose tokens take longer than this each sends them at once: no other result would join
+them, and the client sees which server is slow."""
 
 MAX_WAITING = 32
 """Maximum waiting results of a session. More within REPORT_S occur only for a prompt in small pieces."""
@@ -210,6 +211,7 @@ class ResultBatcher:
         self._connection = connection
         self._waiting: list[StepResult] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._added_s = math.inf
 
     def add(self, result: StepResult, *, can_wait: bool) -> None:
         """Send a result at once, or later if it `can_wait`, in the order of the calls. Nothing is sent once the
@@ -217,11 +219,13 @@ class ResultBatcher:
         if not result.passed_on:
             self.flush()
         self._waiting.append(result)
-        if not can_wait or len(self._waiting) >= MAX_WAITING:
+        loop = asyncio.get_running_loop()
+        now_s, before_s = loop.time(), self._added_s
+        self._added_s = now_s
+        if not can_wait or len(self._waiting) >= MAX_WAITING or now_s - before_s > REPORT_S:
             self.flush()
         elif len(self._waiting) == 1:
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at((math.floor(loop.time() / REPORT_S) + 1) * REPORT_S, self.flush)
+            self._timer = loop.call_at((math.floor(now_s / REPORT_S) + 1) * REPORT_S, self.flush)
 
     def flush(self) -> None:
         """Send the results that wait."""

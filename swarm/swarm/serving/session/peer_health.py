@@ -39,7 +39,8 @@ UNPROVEN_S = 7200.0
 """Seconds for which a server counts as unproven: longer than the time until it is asked for a proof again."""
 
 SUSPECTED_S = 60.0
-"""Seconds for which others are preferred to several servers one of which sent bad rows: most of them are honest."""
+"""Seconds for which others are preferred to several servers one of which sent bad rows: most of them are honest. Also
+to one that was left because it was slow."""
 
 LEAVING_BACKOFF_S = 60.0
 """Seconds for which a leaving server is avoided: the lifetime of its record, after which it is not listed any more."""
@@ -146,8 +147,8 @@ class PeerHealth:
 
     @property
     def unproven(self) -> set[str]:
-        """Peers that have not proven what they hold, or one of which sent bad rows, and that did not fail otherwise.
-        They are asked only if no other can answer, but then always."""
+        """Peers that have not proven what they hold, were slow, or one of which sent bad rows, and that did not fail
+        otherwise. They are asked only if no other can answer, but then always."""
         return _peers_until(self._unproven_s) - self.avoid
 
     @property
@@ -243,6 +244,9 @@ class PeerHealth:
         """Record why a session of `num_tokens` gave up a server."""
         error = failure.error
         logger.info("%s: %s", failure.peer_id, error)
+        if failure.cause is FailureCause.SLOW:
+            self.doubt(failure.peer_id, for_s=SUSPECTED_S)  # what it answers meanwhile does not show that it is fast
+            return
         is_accused = isinstance(error, PeerViolation) and failure.cause is not FailureCause.VIOLATION
         if is_accused or (isinstance(error, PeerTimeout) and failure.cause is FailureCause.REPORTED):
             # a server that accuses the client of a violation, or waited for it in vain, has not failed so itself

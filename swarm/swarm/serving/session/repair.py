@@ -13,6 +13,7 @@ from swarm_protocol.errors import PeerRefused, SwarmError
 
 from swarm.router.routing import NoChain
 from swarm.serving.session.stage import Stage
+from swarm.serving.session.straggler import Straggler
 
 OPEN_S = 10.0
 """Seconds to open a sequence: enough to dial through a relay, and for a slow moment of the server. A handover gets the
@@ -27,7 +28,8 @@ class Repair:
     run `num_run_before` positions; it is empty before the first opening.
 
     `new` are the stages that are being opened. If `is_handover`, they take over the keys and values of `old`, which
-    continues until they are ready. `refusal` is the last one for now that named another reason than room.
+    continues until they are ready. `refusal` is the last one for now that named another reason than room. With a
+    `straggler`, the old server is only left if others are much faster.
     """
 
     start: int
@@ -46,6 +48,20 @@ class Repair:
     is_idle: bool = True
     has_searched_patiently: bool = False
     open_by_s: float = 0.0
+    straggler: Straggler | None = None
+
+    @classmethod
+    def of(cls, old: Stage, error: SwarmError, now_s: float, straggler: Straggler | None = None) -> Repair:
+        """Return a repair of the blocks of a stage that goes on until others have taken over."""
+        return cls(
+            start=old.start,
+            end=old.end,
+            since_s=now_s,
+            lost_peer=old.peer_id,
+            error=error,
+            old=old,
+            straggler=straggler,
+        )
 
     @property
     def is_patient(self) -> bool:
@@ -70,7 +86,7 @@ class Repair:
 
     def lose(self, stage: Stage, error: SwarmError, now_s: float) -> None:
         """Record that the blocks have lost their stage, from which nothing can be handed over any more."""
-        self.old, self.is_handover = None, False
+        self.old, self.straggler, self.is_handover = None, None, False
         self.since_s = stage.since_s if stage.num_arrived > stage.num_run else now_s
         self.lost_peer, self.num_run_before = stage.peer_id, stage.num_run
         self.error, self.refusal = error, _not_for_room(error)

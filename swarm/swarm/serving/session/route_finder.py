@@ -131,10 +131,26 @@ class RouteFinder:
         if self._local:
             first, last = self._local
             start, end = max(start, first.end), min(end, last.start)
-            before, after = ("" if peer_id in {first.peer_id, last.peer_id} else peer_id for peer_id in between)
-            between = before, after
+        between = self._remote(between)
         servers = await self._find_servers(start, end, between, max_tokens, since_s) if start < end else []
         return sorted([*own, *servers], key=lambda hop: hop.start)
+
+    async def find_others(
+        self, peer_id: str, start: int, end: int, between: tuple[str, str], *, max_tokens: int
+    ) -> list[Hop]:
+        """Return the cheapest chain over `[start, end)` without `peer_id` and servers to avoid, by the servers' newest
+        records. Raises NoChain."""
+        await self._known.look_up()
+        context = self._health.routing_context(
+            self._known.servers, max_tokens, self._salt, between=self._remote(between)
+        )
+        return self._known.find_chain(start, end, replace(context, barred={peer_id, *context.avoid}))
+
+    def _remote(self, between: tuple[str, str]) -> tuple[str, str]:
+        """Return the peers on both sides, with "" for a local span."""
+        own = {hop.peer_id for hop in self._local}
+        before, after = ("" if peer_id in own else peer_id for peer_id in between)
+        return before, after
 
     def leaves_early(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
         """Return whether the session gives up a server that is slow to dial, since others can have its blocks now."""

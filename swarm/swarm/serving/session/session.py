@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
@@ -64,6 +65,7 @@ from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.session_state import SessionState
 from swarm.serving.session.stage import Stage
 from swarm.serving.session.stage_connections import StageConnections
+from swarm.serving.session.straggler import WAIT_S
 from swarm.serving.session.trace import Replay, Trace
 
 logger = logging.getLogger(__name__)
@@ -119,6 +121,7 @@ class Session:
             self._messages.new_buffer,
             max_step_tokens=max_step_tokens,
             bytes_beside=partial(state.bytes_beside, self),
+            slow_wait_s=random.uniform(WAIT_S, 3 * WAIT_S),
         )
         self._client = state
         self._max_replay_bytes = options.max_replay_bytes

@@ -49,12 +49,13 @@ class TakeToken:
 
 
 class FailureCause(Enum):
-    """The way a server was lost: it did not answer, it reported the failure, or the client saw it break the
-    protocol."""
+    """The way a server was lost: it did not answer, it reported the failure, the client saw it break the protocol, or
+    it answers much slower than others."""
 
     SILENT = "silent"
     REPORTED = "reported"
     VIOLATION = "violation"
+    SLOW = "slow"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from swarm.serving.session.session_actions import (
 )
 from swarm.serving.session.silence import SilenceWatch
 from swarm.serving.session.stage import LostToken, Stage, StepReport
+from swarm.serving.session.straggler import WAIT_S, StragglerWatch
 
 LEAVE_RETRY_S = 3.0
 """Seconds between searches for a replacement of a leaving server that still answers."""
@@ -58,7 +59,8 @@ work."""
 
 class SessionState:
     """A session over blocks `[0, num_blocks)`. `new_buffer(block)` makes the replay buffer of a boundary.
-    `bytes_beside(peer_id)` returns the bytes that other sessions have under way to and from a server."""
+    `bytes_beside(peer_id)` returns the bytes that other sessions have under way to and from a server. A straggler is
+    compared with others after `slow_wait_s`."""
 
     def __init__(
         self,
@@ -67,12 +69,14 @@ class SessionState:
         *,
         max_step_tokens: int,
         bytes_beside: Callable[[str], int] = lambda _peer_id: 0,
+        slow_wait_s: float = WAIT_S,
     ) -> None:
         self.repairs = [Repair(start=0, end=num_blocks)]
         self.error: SwarmError | None = None
         self._begin_token()
         self._has_opened = False
         self._silence = SilenceWatch()
+        self._stragglers = StragglerWatch(slow_wait_s)
         self._bytes_beside = bytes_beside
         self._actions: list[Action] = []
         self.pipeline = Pipeline(num_blocks, new_buffer, max_step_tokens=max_step_tokens)
@@ -113,6 +117,9 @@ class SessionState:
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
         if repair not in self.repairs:
             return []
+        if repair.straggler is not None and repair.error is not None:
+            repair.straggler.stage.replace_from_s = now_s
+            self._actions.append(AvoidPeer(repair.lost_peer, repair.error, FailureCause.SLOW))
         repair.found(new, now_s)
         self.pipeline.add_buffers(new)
         return self._decide(now_s)
@@ -121,8 +128,9 @@ class SessionState:
         if repair not in self.repairs:
             return []
         if repair.old is not None:
-            repair.old.replace_from_s = now_s + LEAVE_RETRY_S
+            repair.old.replace_from_s = math.inf if repair.straggler else now_s + LEAVE_RETRY_S
             self.repairs.remove(repair)
+            self._expect_opening()  # a last stage that stays may pass on tokens again
         elif repair.lost_peer and not repair.has_searched_patiently:
             self._find(repair)
         elif self.pipeline.is_asked:
@@ -155,6 +163,8 @@ class SessionState:
             return []
         self._silence.hear(stage, now_s)
         self._actions += self.pipeline.on_report(stage, report, now_s)
+        if not self.repairs and not self.pipeline.lost_token.suspects:
+            self._leave_straggler(now_s)
         return self._decide(now_s)
 
     def on_link_ack(self, stage: Stage, num_links: int, position: int, now_s: float) -> list[Action]:
@@ -167,6 +177,8 @@ class SessionState:
 
     def on_leaving(self, stage: Stage, now_s: float) -> list[Action]:
         """Replace the stage of a server that drains."""
+        if (repair := self._replacement_of(stage)) is not None:
+            repair.straggler = None  # it must be left, whatever others promise
         if not stage.is_leaving:
             stage.replace_from_s = 0.0
         return self.tick(now_s)
@@ -211,7 +223,7 @@ class SessionState:
             return math.inf
         times = [min(stage.deadline.due_s, stage.deadline.feed_again_s) for stage in self.stages]
         times += [repair.open_by_s for repair in self.repairs if repair.awaited is not None]
-        times += [stage.replace_from_s for stage in self.stages if stage.is_leaving and not self._is_replaced(stage)]
+        times += [stage.replace_from_s for stage in self.stages if stage.is_leaving and not self._replacement_of(stage)]
         return min([*times, self.pipeline.lost_token.due_s, self._silence_due_s()])
 
     def _silence_due_s(self) -> float:
@@ -222,7 +234,7 @@ class SessionState:
             if self.pipeline.lost_token.is_held:
                 self._start_anew(SessionError("a server was lost with a token that only others had got"), now_s)
             for stage in self.stages:
-                if stage.replace_from_s <= now_s and not self._is_replaced(stage):
+                if stage.replace_from_s <= now_s and not self._replacement_of(stage):
                     self._leave(stage, now_s)
             for repair in self.repairs:
                 if repair.new and not repair.is_opening:
@@ -237,8 +249,8 @@ class SessionState:
     def _repair_with(self, stage: Stage) -> Repair | None:
         return next((repair for repair in self.repairs if stage in repair.new), None)
 
-    def _is_replaced(self, stage: Stage) -> bool:
-        return any(repair.old is stage for repair in self.repairs)
+    def _replacement_of(self, stage: Stage) -> Repair | None:
+        return next((repair for repair in self.repairs if repair.old is stage), None)
 
     def _find(self, repair: Repair) -> None:
         repair.search()
@@ -246,13 +258,17 @@ class SessionState:
 
     def _leave(self, stage: Stage, now_s: float) -> None:
         refusal = PeerRefused("the server is leaving", peer_id=stage.peer_id)
-        repair = Repair(
-            start=stage.start, end=stage.end, since_s=now_s, lost_peer=stage.peer_id, error=refusal, old=stage
-        )
-        self.repairs.append(repair)
         self._actions.append(AvoidPeer(stage.peer_id, refusal, FailureCause.REPORTED))
         self._expect_opening()  # a last stage that leaves must not pass on more tokens
-        self._find(repair)
+        self.repairs.append(Repair.of(stage, refusal, now_s))
+        self._find(self.repairs[-1])
+
+    def _leave_straggler(self, now_s: float) -> None:
+        request = self.pipeline.request  # the answer probably gets as many tokens more as so far
+        found = self._stragglers.find(self.stages, min(request.ahead, request.num_drawn), now_s)
+        if found is not None:
+            self.repairs.append(Repair.of(found.stage, SessionError("the server has become slow"), now_s, found))
+            self._find(self.repairs[-1])
 
     def _open(self, repair: Repair, now_s: float) -> None:
         repair.open(now_s)
@@ -354,7 +370,7 @@ class SessionState:
 
     def _replace(self, stage: Stage, error: SwarmError, now_s: float) -> None:
         self._remove(stage, now_s)
-        repair = next((repair for repair in self.repairs if repair.old is stage), None)
+        repair = self._replacement_of(stage)
         is_new = repair is None
         if repair is None:
             repair = Repair(start=stage.start, end=stage.end)
@@ -368,8 +384,8 @@ class SessionState:
 
     def _opening_failed(self, repair: Repair, stage: Stage, error: SwarmError, cause: FailureCause) -> None:
         self._abandon(repair)
-        # a refused handover may be the fault of either server: the new one may still work without it
-        if not (repair.is_handover and cause is FailureCause.REPORTED):
+        # a refused or slow handover may be the fault of either server: the new one may still work without it
+        if not (repair.is_handover and (cause is FailureCause.REPORTED or repair.straggler)):
             self._actions.append(AvoidPeer(stage.peer_id, error, cause))
         repair.opening_failed(error)
         self._find(repair)

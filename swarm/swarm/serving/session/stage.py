@@ -42,6 +42,9 @@ MAX_TOKEN_S = 30.0
 """The maximum for one token. Without it, the timeout for a server that always answers just in time would grow for
 ever."""
 
+RECENT_TOKENS = 8
+"""Number of tokens by which a stage counts as slow."""
+
 
 class StepTimer:
     """Estimates how long a step may take: at first from the server's own claim, then from its steps so far."""
@@ -164,7 +167,7 @@ class Stage:
     infinity for a server that does not leave. Other servers had run the positions before `replays_until`, and delivered
     the outputs before `outputs_from`. If `is_taken_over`, another server computed the first keys and values.
     `takes_from` is the latest position at which its inputs can begin. `dtype` is the one that its record announces. If
-    `is_local`, this process runs it.
+    `is_local`, this process runs it. The chosen route promised `promised_ms` for a token.
     """
 
     peer_id: str
@@ -192,6 +195,8 @@ class Stage:
     dtype: str = ""
     is_local: bool = False
     output_row_bytes: int = 0
+    promised_ms: float = math.inf
+    times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TOKENS))
 
     @classmethod
     def at(cls, hop: Hop, *, row_bytes: int, output_row_bytes: int, is_local: bool) -> Stage:
@@ -207,6 +212,7 @@ class Stage:
             trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
             dtype=hop.record.dtype,
             is_local=is_local,
+            promised_ms=hop.cost_ms,
         )
 
     @property
@@ -217,6 +223,14 @@ class Stage:
     @property
     def is_leaving(self) -> bool:
         return self.replace_from_s < math.inf
+
+    def recent_ms(self) -> float:
+        """Return the mean time of the last tokens without the longest, which may have waited for another session's
+        prompt; infinity if it is not known yet."""
+        times_ms = self.times_ms
+        if len(times_ms) < RECENT_TOKENS:
+            return math.inf
+        return (sum(times_ms) - max(times_ms)) / (RECENT_TOKENS - 1)
 
     @property
     def bytes_under_way(self) -> int:
@@ -250,6 +264,8 @@ class Stage:
         self.num_arrived = max(self.num_arrived, report.position)
         # if it owed nothing, its input arrived by a push that had not been reported yet
         took_s = now_s - self.since_s if owed else 0.0
+        if num_tokens == 1 or report.has_forwarded_tokens:
+            self.times_ms.append(took_s * 1000 / num_tokens)
         if owed and report.has_forwarded_tokens:
             self.timer.took(1, took_s / num_tokens)
         elif owed:

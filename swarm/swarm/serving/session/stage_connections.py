@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.session_frames import Frame
 
-from swarm.router.routing import Hop
+from swarm.router.routing import Hop, NoChain
 from swarm.serving.session.answered import LastFrames
 from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost, ConnectionPool
@@ -59,9 +59,16 @@ class StageConnections:
 
         Raises NoChain, PeerError.
         """
+        start, end, max_tokens = repair.start, repair.end, self._messages.room_tokens
+        if (slow := repair.straggler) is not None:
+            hops = await self._finder.find_others(slow.stage.peer_id, start, end, between, max_tokens=max_tokens)
+            new = [self._new_stage(hop) for hop in hops]
+            replay_s = sum(stage.timer.expected_s(slow.stage.num_run) for stage in new)
+            if slow.is_worth_leaving(sum(hop.cost_ms for hop in hops), replay_s):
+                return new
+            raise NoChain("no other server is much faster", remedy="wait", missing=((start, end),))
         since_s = repair.begun_s if repair.is_patient else None
-        max_tokens = self._messages.room_tokens
-        hops = await self._finder.find(repair.start, repair.end, between, max_tokens=max_tokens, since_s=since_s)
+        hops = await self._finder.find(start, end, between, max_tokens=max_tokens, since_s=since_s)
         return [self._new_stage(hop) for hop in hops]
 
     def _new_stage(self, hop: Hop) -> Stage:

@@ -71,6 +71,20 @@ def test_reports_are_sent_at_once_and_in_order_when_a_client_waits() -> None:
     virtual_time.run(scenario())
 
 
+def test_reports_of_tokens_that_take_long_are_sent_at_once() -> None:
+    async def scenario() -> None:
+        connection = Told()
+        batcher = ResultBatcher(connection)  # type: ignore[arg-type]
+        batcher.add(passed(5), can_wait=True)
+        await asyncio.sleep(1.5 * REPORT_S)
+        batcher.add(passed(6), can_wait=True)
+        assert [told.position for told in connection.results] == [5, 6]
+        batcher.add(passed(7), can_wait=True)
+        assert len(connection.results) == 2
+
+    virtual_time.run(scenario())
+
+
 def test_reports_are_bounded_in_number() -> None:
     async def scenario() -> None:
         connection = Told()

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 from support.toy_chain import (
     KINDS,
+    MISSING,
     ROW_BYTES,
     Request,
     ToyServer,
@@ -63,17 +65,19 @@ def test_state_gives_the_undisturbed_answers_after_any_history_of_failures() -> 
 
 def test_state_leaves_no_server_with_a_token_that_was_lost_with_the_server_that_drew_it() -> None:
     """Another server could draw another token: at a tie, or with a sum in another order."""
-    num_looped = num_anew = num_failed = 0
+    num_looped = num_anew = num_failed = num_moves = 0
     for seed in range(400):
         draw = random.Random(seed)
         spans = draw.choice([[(0, 1), (1, 2), (2, 3)], [(0, 2), (2, 3)], [(0, 1), (1, 3)], [(0, 3)]])
-        world = ToyWorld(seed, num_blocks=3, spans=spans * 6)
+        world = ToyWorld(seed, num_blocks=3, spans=spans * 6, slow_wait_s=0.0)
         world.draws_vary, world.max_delay_s = True, draw.choice([0.02, 0.2, 1.0])
         now_s = 0.0
         for _ in range(8):
             now_s += draw.choice([0.0, 0.01, 0.1, 0.5, 2.0])
             what = draw.choice(["kill", "kill", "connection", "evict", "spoil", "leave", "stall", "late", "late"])
             world.later(now_s, partial(strike_any_stage, world, what))
+        if seed % 2:
+            world.later(0.3, partial(strike_any_stage, world, "slow"))
         try:
             assert len(world.ask([1, 2, 3], ahead=40)) == 41
             world.check_draws([1, 2, 3])
@@ -85,8 +89,10 @@ def test_state_leaves_no_server_with_a_token_that_was_lost_with_the_server_that_
         assert not world.judged, f"seed {seed}: the innocent are blamed"
         num_looped += world.num_looped
         num_anew += world.num_anew
+        num_moves += world.num_moves
     assert num_looped > 400 * 20
     assert num_anew > 20
+    assert num_moves > 20
     assert num_failed < 40
 
 
@@ -97,7 +103,7 @@ def strike_any_stage(world: ToyWorld, what: str) -> None:
         world.strike(what, served_by(world, index))
 
 
-def toy(spans: list[tuple[int, int]] = THIRDS * 2, **options: int) -> ToyWorld:
+def toy(spans: list[tuple[int, int]] = THIRDS * 2, **options: Any) -> ToyWorld:
     return ToyWorld(1, num_blocks=6, spans=spans, **options)
 
 
@@ -188,6 +194,63 @@ def test_state_feeds_a_stalled_stage_once_more_and_then_gives_it_up() -> None:
     world.ask(first)
     assert FLOOR_S < world.now_s - since_s < FLOOR_S + 1
     assert len(world.repaired) == 2
+
+
+@pytest.mark.parametrize("has_spare", [False, True], ids=["no other server", "a spare that takes no session"])
+def test_state_keeps_a_slow_last_server_and_its_ring_when_no_other_takes_over(*, has_spare: bool) -> None:
+    world = toy(THIRDS + [(4, 6)] * has_spare, slow_wait_s=0.0)
+    world.ask([1])
+    searched: list[FindServers] = []
+    look = world.look
+
+    def look_and_close(find: FindServers, give_up_s: float) -> None:
+        searched.append(find)
+        look(find, give_up_s)
+        for server in world.servers.values():
+            server.is_leaving = server is not served_by(world, 2) and server.start == 4
+
+    world.look = look_and_close  # type: ignore[method-assign]
+    world.strike("slow", served_by(world, 2))
+    world.ask([2], ahead=60)
+    assert len(searched) == 1 + has_spare
+    assert len(world.repaired) == 1
+    assert not world.state.stages[2].is_leaving
+    assert world.num_looped > 50
+
+
+def test_state_runs_the_prefix_again_on_the_same_server_when_a_slow_one_does_not_hand_over_in_time() -> None:
+    world = toy(slow_wait_s=0.0)
+    world.ask([1])
+    opening = world.opening
+    world.opening = lambda action: (lambda: None) if action.taken_over else opening(action)  # type: ignore[method-assign]
+    slow = served_by(world, 1)
+    world.strike("slow", slow)
+    slow.slow_s = 0.4
+    assert world.ask([2], ahead=90) == draws_after([1, 2], 91)
+    lost_peer, num_replayed = world.repaired[-1]
+    assert (lost_peer, num_replayed > 8) == (slow.peer_id, True)
+
+
+def test_state_leaves_a_slow_server_that_then_drains_whatever_others_promise() -> None:
+    world = toy(slow_wait_s=0.0)
+    world.ask([1])
+    slow = served_by(world, 1)
+    look = world.look
+
+    def drain_first(find: FindServers, give_up_s: float) -> None:
+        if find.repair.straggler is None:
+            look(find, give_up_s)
+            return
+        # nobody else is much faster, and meanwhile the server says that it leaves
+        slow.is_leaving = True
+        for sequence_id in slow.sequences:
+            world.to_client(slow, sequence_id, world.told_to_leave)
+        world.later(1.0, lambda: world.carry_out(world.state.on_not_found(find.repair, MISSING, world.now_s)))
+
+    world.look = drain_first  # type: ignore[method-assign]
+    world.strike("slow", slow)
+    assert world.ask([2], ahead=60) == draws_after([1, 2], 61)
+    assert world.repaired[-1][0] == slow.peer_id
 
 
 def test_state_gives_a_server_up_that_falls_silent_during_a_prompt_before_its_step_is_late(

@@ -1,0 +1,129 @@
+"""Decides when a session leaves a server that answers, but has become much slower than others promise to be.
+
+The client times each stage itself: from the report of the stage before until the stage's own. So the time covers the
+link, the queue, and a process that hardly runs. `StragglerWatch` names the slowest stage once it has been slow for some
+seconds. Then the session looks for other servers, and `Straggler.is_worth_leaving` compares. If it is, the session
+moves as from a server that leaves: the keys and values are handed over while the old server goes on.
+
+Sessions must not all rush to one server, nor swing between two. So the other servers' announced load counts, each
+session waits for a time of its own, and each search doubles the pause until its next one.
+
+An answer whose tokens the caller requests one by one does not move, since nobody knows that more will come. A server
+that delays its pushes makes the next one look slow; it could also fail them. Pure: times are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from swarm.serving.session.stage import Stage
+
+FACTOR = 3.0
+"""A stage is left if it takes this many times as long as other servers promise. Less may be a busy minute, or a claim
+that is too good."""
+
+MIN_TOKEN_MS = 100.0
+"""An answer of more tokens a second than this allows is fast enough to read, and stays where it is."""
+
+MIN_SAVED_MS = 50.0
+"""Minimum milliseconds that a move must save for each token."""
+
+MOVE_S = 2.0
+"""Seconds that a move costs at least, by which tokens to come must be faster. Running the prefix again comes on top,
+as it must be done if the keys and values cannot be handed over."""
+
+WAIT_S = 4.0
+"""Minimum seconds for which a stage must be slow. Sessions draw up to three times as many, so that they see in the
+records of servers which sessions have moved before them."""
+
+LOOK_S = 0.5
+"""Seconds between two looks at the times."""
+
+PAUSE_S = 30.0
+"""Seconds until the next search of a session after its first one. Each search doubles them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A stage that takes `token_ms` of the `answer_ms` between two tokens of which about `num_tokens` are to come.
+
+    The other servers of the chain take at least `slowdown` times as long as they promised. Others would, too: this
+    machine or its line may be what is slow.
+    """
+
+    stage: Stage
+    token_ms: float
+    answer_ms: float
+    slowdown: float
+    num_tokens: int
+
+    def is_worth_leaving(self, promised_ms: float, replay_s: float) -> bool:
+        """Return whether servers that promise a token in `promised_ms`, and need `replay_s` to run the prefix again,
+        are so much faster that a move pays."""
+        saved_ms = self.token_ms - self.slowdown * promised_ms
+        return (
+            self.token_ms >= FACTOR * self.slowdown * promised_ms
+            and saved_ms >= MIN_SAVED_MS
+            and self.num_tokens * saved_ms / 1000 >= MOVE_S + self.slowdown * replay_s
+        )
+
+
+class StragglerWatch:
+    """Watches the stages of one session. A stage must be slow for `wait_s`."""
+
+    def __init__(self, wait_s: float) -> None:
+        self._wait_s = wait_s
+        self._pause_s = PAUSE_S
+        self._look_at_s = 0.0
+        self._suspect: Stage | None = None
+        self._since_s = 0.0
+
+    def find(self, stages: Sequence[Stage], num_tokens: int, now_s: float) -> Straggler | None:
+        """Return the stage to compare with other servers, if it is time. The `stages` are all of the model, in order;
+        about `num_tokens` are to come."""
+        if now_s < self._look_at_s:
+            return None
+        self._look_at_s = now_s + LOOK_S
+        found = _slowest(stages, num_tokens)
+        if found is None or found.stage is not self._suspect:
+            self._suspect, self._since_s = found.stage if found is not None else None, now_s
+            return None
+        is_slow = found.answer_ms >= MIN_TOKEN_MS and found.token_ms >= MIN_SAVED_MS
+        if not is_slow or now_s - self._since_s < self._wait_s:
+            return None
+        self._look_at_s = now_s + self._pause_s
+        self._pause_s *= 2
+        self._suspect = None
+        return found
+
+
+def _slowest(stages: Sequence[Stage], num_tokens: int) -> Straggler | None:
+    """Return the slowest stage on a server, or None if the answer is clearly fast enough, or the time of a stage is
+    not known yet."""
+    times_ms = [stage.recent_ms() for stage in stages]
+    answer_ms = sum(times_ms)
+    if not MIN_TOKEN_MS / 2 <= answer_ms < math.inf:
+        return None
+    timed = [(ms, index) for index, ms in enumerate(times_ms) if _is_judged(stages, index)]
+    if not timed:
+        return None
+    token_ms, slowest = max(timed)
+    slowdowns = [ms / stages[index].promised_ms for ms, index in timed if index != slowest]
+    return Straggler(
+        stage=stages[slowest],
+        token_ms=token_ms,
+        answer_ms=answer_ms,
+        slowdown=max(1.0, min(slowdowns, default=1.0)),
+        num_tokens=num_tokens,
+    )
+
+
+def _is_judged(stages: Sequence[Stage], index: int) -> bool:
+    """Return whether the stage may be left, and its time says how fast its server is. That of a server to which the one
+    before cannot push, so that the client feeds it, does not."""
+    stage, before = stages[index], stages[index - 1] if index else None
+    if stage.is_local or stage.is_leaving:
+        return False
+    return before is None or before.is_local or before.link.leads_to(stage)

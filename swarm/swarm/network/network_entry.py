@@ -45,6 +45,12 @@ T = TypeVar("T")
 SEED_TIMEOUT_S = 5.0
 """Time-out of connecting to one seed, enough for a slow link across the world."""
 
+STARTING_S = 2.0
+"""Time for a peer to answer that is connected but refuses a greeting: one that is being started first looks for a copy
+of itself, for up to `identity_check.COPY_CHECK_S`. With a dial, it fits into SEED_TIMEOUT_S."""
+
+GREET_AGAIN_S = 0.25
+
 LATE_ANSWERS_S = 0.5
 """Time for the other peers to answer once one has. Dead peers must not delay a node that is connected."""
 
@@ -118,13 +124,26 @@ async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: st
     try:
         async with asyncio.timeout(SEED_TIMEOUT_S):
             await _dial(host, peer_id, addrs)
-            greeting = await greet(host, peer_id, network_id)
+            greeting = await _greet_once_started(host, peer_id, network_id)
     except TimeoutError:
         raise PeerTimeout(f"no answer within {SEED_TIMEOUT_S:.0f} s", peer_id=peer_id) from None
     except CONTROL_FAILURES as error:
         raise PeerUnreachable(dial_failure(str(error)), peer_id=peer_id) from None
     check_hello(hello_of(network_id), greeting.hello, peer_id)
     return greeting
+
+
+async def _greet_once_started(host: Host, peer_id: str, network_id: str) -> Greeting:
+    """Greet a peer, again for STARTING_S if it refuses: a node that is being started does not answer yet."""
+    now_s = asyncio.get_running_loop().time
+    until_s = now_s() + STARTING_S
+    while True:
+        try:
+            return await greet(host, peer_id, network_id)
+        except PeerRefused:
+            if now_s() > until_s:
+                raise
+        await asyncio.sleep(GREET_AGAIN_S)
 
 
 async def _dial(host: Host, peer_id: str, addrs: Sequence[str]) -> None:

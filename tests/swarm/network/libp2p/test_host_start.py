@@ -28,7 +28,7 @@ from swarm.network.multiaddr import parse_peer_addr
 from swarm.network.network_entry import ClockError, NetworkEntry
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol.dht_messages import Contact
-from swarm_protocol.errors import ConfigError, StartError, SwarmError
+from swarm_protocol.errors import ConfigError, PeerRefused, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.version import PROTOCOL_VERSION, Hello
 
@@ -67,21 +67,31 @@ async def failure(path: Path, **options: object) -> SwarmError:
 
 
 @asynccontextmanager
-async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[str]:
-    """Yield the address of a libp2p host that answers `hello`, or is no Swarm node at all."""
+async def running_host() -> AsyncIterator[Host]:
     host = await Host.start(DaemonOptions(listen=("/ip4/127.0.0.1/tcp/0",)))
     running = asyncio.create_task(host.unary.run())
+    yield host
+    await host.stop()
+    await running
+
+
+async def addr_of(host: Host) -> str:
+    _, addrs = await host.control.identify()
+    return f"{addrs[0]}/p2p/{host.peer_id}"
+
+
+@asynccontextmanager
+async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[str]:
+    """Yield the address of a libp2p host that answers `hello`, or is no Swarm node at all."""
 
     async def answer(_peer_id: str, _request: bytes) -> bytes:
         assert hello is not None
         return dataclasses.replace(hello, sent_at=time.time() + skew_s).to_bytes()
 
-    if hello is not None:
-        await host.serve(network_entry.HELLO, answer)
-    _, addrs = await host.control.identify()
-    yield f"{addrs[0]}/p2p/{host.peer_id}"
-    await host.stop()
-    await running
+    async with running_host() as host:
+        if hello is not None:
+            await host.serve(network_entry.HELLO, answer)
+        yield await addr_of(host)
 
 
 def test_start_beside_dead_seeds_does_not_wait_for_them(
@@ -181,6 +191,31 @@ def test_start_at_an_incompatible_seed_says_why(
             assert len(psutil.Process().children()) == children
 
     asyncio.run(main())
+
+
+def test_start_at_a_seed_that_is_being_started_waits_until_it_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals, greet = list[str](), network_entry.greet
+
+    async def main() -> None:
+        async with running_host() as seed:
+
+            async def greet_and_serve(*arguments: Any) -> Any:
+                try:
+                    return await greet(*arguments)
+                except PeerRefused as error:
+                    refusals.append(error.message)
+                    await seed.serve(network_entry.HELLO, network_entry.hello_answer("test"))
+                    raise
+
+            monkeypatch.setattr(network_entry, "greet", greet_and_serve)
+            node = await libp2p_node(tmp_path / "b", peers=(await addr_of(seed),))
+            assert node.entry.given == (seed.peer_id,)
+            await node.close()
+
+    asyncio.run(main())
+    assert len(refusals) == 1
 
 
 def test_start_on_an_occupied_port_names_the_port(tmp_path: Path) -> None:

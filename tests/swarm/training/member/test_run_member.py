@@ -58,7 +58,7 @@ pytestmark = pytest.mark.usefixtures("only_errors_logged")
 COST = partial(interval_cost, other_s=0.001)
 
 
-@pytest.mark.parametrize("num_members", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_members", [1, 2, 3, 6])
 def test_run_commits_equal_states_and_lowers_the_loss(num_members: int) -> None:
     async def main() -> None:
         with no_leaks():
@@ -507,13 +507,14 @@ def test_member_that_leaves_is_not_waited_for_when_a_newcomer_joins() -> None:
 
 def test_partition_ends_in_one_state_when_both_halves_went_on() -> None:
     async def main() -> None:
-        async with Swarm(config(min_group=1, outer_steps=16)) as swarm:
+        async with Swarm(config(min_group=1, outer_steps=12)) as swarm:
             for index in range(4):
                 await swarm.join(f"m{index}")
             while not swarm.members["m0"].of(OuterStep):
                 await asyncio.sleep(0.05)
             swarm.internet.partition([[swarm.members[name].peer_id for name in ("m0", "m1")]])
             await asyncio.sleep(6.0)
+            assert len({member.digest for member in swarm.members.values()}) == 2, "one half did not go on"
             swarm.internet.heal()
             members = await swarm.finish()
             assert len({member.digest for member in members}) == 1

@@ -107,7 +107,7 @@ def test_run_diverges_with_the_mean_when_one_member_lies(attack: float) -> None:
 
 def test_run_converges_with_centered_clip_as_with_the_mean_when_nobody_lies() -> None:
     async def main() -> None:
-        after = {name: losses(await run_with_attacker(name, 1.0))[1] for name in ("mean", "centered_clip")}
+        after = {name: losses(await run_with_attacker(name, 1.0, 3))[1] for name in ("mean", "centered_clip")}
         assert after["centered_clip"] < 1.5 * after["mean"]
 
     virtual_time.run(main())

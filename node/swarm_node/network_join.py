@@ -1,6 +1,7 @@
 """Joins the daemon's network as the home's identity, and keeps trying until a peer answers.
 
-A machine may boot before its seed. `network_visit` joins for a command, which tells a failure instead.
+A machine may boot before its seed. A seed starts alone instead, since two seeds may wait for each other, and the
+network's `partition_watch` goes on dialling its peers. `network_visit` joins for a command, which tells a failure.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from swarm_node.storage import kept_invitation, remembered_peers
 from swarm_node.storage.home import Home
 
 MIN_PAUSE_S, MAX_PAUSE_S = 5.0, 15.0
-"""Bounds of the pause between two attempts. It is random, so that two nodes that wait for each other meet."""
+"""Bounds of the pause between two attempts. It is random, so that nodes that wait for one seed do not come at once."""
 
 
 async def join_network(
@@ -40,6 +41,8 @@ async def join_network(
                 emitter.warning(f"{told}; this node keeps trying", remedy=error.remedy)
             await shutdown.wait(random.uniform(MIN_PAUSE_S, MAX_PAUSE_S))
         else:
+            if alone := network.entry.unreached:
+                emitter.warning(f"{alone.message}; this seed starts alone and keeps trying", remedy=alone.remedy)
             if config.invite is not None:
                 kept_invitation.keep(home, config.invite)
             return network

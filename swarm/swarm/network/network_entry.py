@@ -164,11 +164,12 @@ Failures = Mapping[str, BaseException | None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEntry:
     """The peer ids through which a node entered its network: given ones, remembered ones, and those found in the local
-    network."""
+    network. A node that starts alone, as none of its given peers answered, has the reason in `unreached`."""
 
     given: tuple[str, ...] = ()
     remembered: tuple[str, ...] = ()
     nearby: tuple[str, ...] = ()
+    unreached: NobodyReached | None = None
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
@@ -192,8 +193,8 @@ async def join(
     then peers of the local network.
 
     Without given and remembered peers and without `find_nearby`, this node starts alone. With `may_be_first` it also
-    starts alone if remembered peers do not answer, and does not search for local peers. Raises ConfigError if a given
-    peer refuses and no other given peer accepts, StartError if only other peers refuse, NobodyReached, and ClockError.
+    starts alone if nobody answers, and does not search for local peers. Raises ConfigError if a given peer refuses and
+    no other given peer accepts, StartError if only other peers refuse, NobodyReached, and ClockError.
     """
     if may_be_first:
         find_nearby = None
@@ -209,14 +210,17 @@ async def join(
     if not entry.given and (refusals := _refusals(failures)):
         raise _refusal_error(failures, refusals)
     if not greetings:
-        if failures or find_nearby or (remembered and not may_be_first):
-            raise _unreachable_error(
-                failures,
-                _refusal_of_contact(dials),
-                num_remembered=len(remembered),
-                was_sought_nearby=find_nearby is not None,
-            )
-        return entry
+        if not failures and find_nearby is None and (may_be_first or not remembered):
+            return entry
+        error = _unreachable_error(
+            failures,
+            _refusal_of_contact(dials),
+            num_remembered=len(remembered),
+            was_sought_nearby=find_nearby is not None,
+        )
+        if may_be_first and isinstance(error, NobodyReached):
+            return NetworkEntry(unreached=error)
+        raise error
     for addr, failure in failures.items():
         logger.warning("%s: %s", addr, failure)
     _check_clock([greeting.skew_s for greeting in greetings.values()])

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import signal
 from functools import partial
+from pathlib import Path
 
 import pytest
 from support.free_ports import free_port
 from support.node_process import START_S, Node, wait_until
 from swarm.network import network_entry
+from swarm_protocol.identity import Identity
 
 from .conftest import RunHere, StartNode
 
 UNKNOWN = "12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
+TOLD_S = 30.0  # some seconds on an idle machine
+MEET_S = 60.0
 JOIN = ("join", "--take", "nothing", "--network-id", "orphans", "--probe", "off", "--device", "cpu")
 
 
@@ -149,3 +153,36 @@ def test_seed_comes_back_into_its_network_by_itself(start_light: StartNode) -> N
     member.end()
     first = start_light("seed", "--network-id", "orphans", home="seed")
     first.wait_for("ready")
+
+
+@pytest.mark.parametrize("are_apart", [True, False])
+def test_two_seeds_that_name_each_other_meet_whenever_they_start(
+    are_apart: bool, start_light: StartNode, run_here: RunHere, tmp_path: Path
+) -> None:
+    places = {name: f"/ip4/127.0.0.1/tcp/{free_port()}" for name in ("early", "late")}
+    addrs = {}
+    for name, place in places.items():
+        (tmp_path / name).mkdir(mode=0o700)
+        addrs[name] = f"{place}/p2p/{Identity.load_or_create(tmp_path / name / 'identity.key').peer_id}"
+
+    def start(name: str, other: str) -> Node:
+        options = ("--listen", places[name], "--peers", addrs[other])
+        return start_light("seed", "--network-id", "orphans", *options, home=name)
+
+    def sees_all(node: Node) -> bool:
+        [status] = run_here("status", "--home", node.home).events
+        return status["num_peers"] == 3
+
+    early = start("early", "late")
+    if are_apart:
+        warning = str(early.wait_for("warning", TOLD_S)["message"])
+        assert f"none of the given peers could be reached: {addrs['late']}: connection refused" in warning
+        assert warning.endswith("; this seed starts alone and keeps trying")
+        early.wait_for("ready")
+    member = start_light(*JOIN, "--peers", addrs["early"], home="member")
+    late = start("late", "early")
+    late.wait_for("ready")
+    for node in (early, late, member):
+        wait_until(partial(sees_all, node), f"{node.home.name} does not see all three", MEET_S)
+    if are_apart:
+        assert not [event for event in late.events if event["event"] == "warning"]

@@ -40,7 +40,7 @@ class Libp2pOptions:
     lets them find this node, if it listens beyond this machine.
 
     `remembered` are nodes met in earlier runs, which are tried if no node of `peers` answers at once. `may_be_first`
-    lets the node start alone if there are no `peers` and no remembered node answers, which is an error otherwise.
+    lets the node start alone if nobody answers, which is an error otherwise; it meets its `peers` once they run.
     `relays` are addresses of nodes that relayed for this node.
 
     `relay`: "serve" lets others be reached through this node, which must be reachable itself; "use" makes this node

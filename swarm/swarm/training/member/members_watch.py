@@ -73,9 +73,10 @@ class MembersWatch:
             if not roster or now() >= self._list_at_s:
                 await self._list(context, trains_s)
             claims = dict.fromkeys(driver.known, 0) | self._claims
-            peers = whom_to_ask(claims, roster, self._chance)
+            free = claims.keys() - driver.looking_at  # those asked may stay silent
+            peers = whom_to_ask(free, roster, self._chance)
             if roster:
-                further = [peer for peer, step in claims.items() if step > context.replica.outer_step]
+                further = [peer for peer in free if claims[peer] > context.replica.outer_step]
                 seem_further = whom_to_ask(further, roster, self._chance)[:1]
                 peers = list(dict.fromkeys((*seem_further, *self._chance.sample(peers, len(peers)))))[:NUM_WATCHED]
             for peer in peers:

@@ -82,13 +82,14 @@ class PeerQueries:
         self._feed = feed
         self._spawn = spawn
         self._on_certificate = on_certificate
-        self._looking_at: set[str] = set()
+        self.looking_at: set[str] = set()
+        """The peers that `look_at` asks, and that have not answered yet."""
 
     def look_at(self, peer: str) -> None:
         """Ask `peer` where it is, unless that is under way, or too many peers are being asked for a stranger."""
-        is_new = peer not in self._looking_at and peer != self._context.network.peer_id
-        if is_new and (len(self._looking_at) < MAX_LOOKING_AT or peer in self._state().setup.roster):
-            self._looking_at.add(peer)
+        is_new = peer not in self.looking_at and peer != self._context.network.peer_id
+        if is_new and (len(self.looking_at) < MAX_LOOKING_AT or peer in self._state().setup.roster):
+            self.looking_at.add(peer)
             self._spawn(self._look(peer), f"look at {short_id(peer)}")
 
     async def query(self, peer: str, *, hurry: bool) -> None:
@@ -107,7 +108,7 @@ class PeerQueries:
 
     async def _look(self, peer: str) -> None:
         event, others = await self._standing_of(peer, hurry=False)
-        self._looking_at.discard(peer)
+        self.looking_at.discard(peer)
         # nothing is expected of this peer: failing to reach it is no reason to leave it out of a group
         if event is not None and not isinstance(event, Lost):
             self._feed(event)

@@ -10,7 +10,7 @@ peers arrive through `round_service`, which calls the public methods.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -280,6 +280,11 @@ class RoundDriver:
     def hurry(self) -> None:
         """End this member's interval."""
         self._intervals.hurry(self.setup.step)
+
+    @property
+    def looking_at(self) -> Set[str]:
+        """The peers that were asked where they are, and have not answered yet."""
+        return self._queries.looking_at
 
     def look_at(self, peer: str) -> None:
         """Ask `peer` where it is, which also tells it that this member is there."""

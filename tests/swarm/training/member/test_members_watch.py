@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,22 +26,18 @@ MINUTES = 20
 HEADS = tuple(f"head {number}" for number in range(8))
 
 
-def asked_a_minute(*, is_led: bool, waits: bool) -> tuple[float, float]:
-    """Return how many others a member asks per minute, and how many times per minute it reads the membership."""
-    num = Counter[str]()
-
-    async def some_trainers(run: str) -> dict[str, TrainerRecord]:
-        num["reads"] += 1
-        return {"another": TrainerRecord(run=run, state="training", outer_step=0)}
+def watch_for(
+    seconds: float,
+    look_at: Callable[[str], None],
+    some_trainers: Callable[[str], Awaitable[dict[str, TrainerRecord]]],
+    **driver: Any,
+) -> None:
+    """Let a member of the state of outer step 3 watch others for so long. `driver` are attributes of its driver."""
 
     async def main() -> None:
         membership: Any = SimpleNamespace(some_trainers=some_trainers)
-        driver: Any = SimpleNamespace(
-            setup=SimpleNamespace(roster=HEADS),
-            known=HEADS,
-            is_led=is_led,
-            waiting=SimpleNamespace(seconds=1.0) if waits else None,
-            look_at=lambda _peer: num.update(looks=1),
+        driving: Any = SimpleNamespace(
+            setup=SimpleNamespace(roster=HEADS), look_at=look_at, **{"looking_at": (), "waiting": None, **driver}
         )
         context: Any = SimpleNamespace(
             run="run",
@@ -49,14 +46,41 @@ def asked_a_minute(*, is_led: bool, waits: bool) -> tuple[float, float]:
             replica=SimpleNamespace(outer_step=3, is_new=False),
         )
         watch = MembersWatch(membership, random.Random(0), lambda _context: None)
-        running = asyncio.create_task(watch.run(driver, context, 0.0))
-        await asyncio.sleep(MINUTES * 60)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await watch.run(driving, context, 0.0)
 
     virtual_time.run(main())
+
+
+def asked_a_minute(*, is_led: bool, waits: bool) -> tuple[float, float]:
+    """Return how many others a member asks per minute, and how many times per minute it reads the membership."""
+    num = Counter[str]()
+
+    async def some_trainers(run: str) -> dict[str, TrainerRecord]:
+        num["reads"] += 1
+        return {"another": TrainerRecord(run=run, state="training", outer_step=0)}
+
+    watch_for(
+        MINUTES * 60,
+        lambda _peer: num.update(looks=1),
+        some_trainers,
+        known=HEADS,
+        is_led=is_led,
+        waiting=SimpleNamespace(seconds=1.0) if waits else None,
+    )
     return num["looks"] / MINUTES, num["reads"] / MINUTES
+
+
+def test_member_asks_no_peer_that_it_still_asks() -> None:
+    """A stopped peer is silent for seconds, while another one may know more."""
+    asked = list[str]()
+
+    async def some_trainers(run: str) -> dict[str, TrainerRecord]:
+        return {peer: TrainerRecord(run=run, state="training", outer_step=4, digest=b"d" * 32) for peer in HEADS}
+
+    watch_for(WATCH_S * len(HEADS), asked.append, some_trainers, known=(), looking_at=asked, is_led=False)
+    assert sorted(asked) == sorted(HEADS)
 
 
 @pytest.mark.parametrize("waits", [False, True])

@@ -90,8 +90,7 @@ class StragglerWatch:
         if found is None or found.stage is not self._suspect:
             self._suspect, self._since_s = found.stage if found is not None else None, now_s
             return None
-        is_slow = found.answer_ms >= MIN_TOKEN_MS and found.token_ms >= MIN_SAVED_MS
-        if not is_slow or now_s - self._since_s < self._wait_s:
+        if now_s - self._since_s < self._wait_s:
             return None
         self._look_at_s = now_s + self._pause_s
         self._pause_s *= 2
@@ -100,16 +99,16 @@ class StragglerWatch:
 
 
 def _slowest(stages: Sequence[Stage], num_tokens: int) -> Straggler | None:
-    """Return the slowest stage on a server, or None if the answer is clearly fast enough, or the time of a stage is
-    not known yet."""
+    """Return the slowest stage on a server, or None if the answer is fast enough, no stage takes long, or the time of a
+    stage is not known yet."""
     times_ms = [stage.recent_ms() for stage in stages]
     answer_ms = sum(times_ms)
-    if not MIN_TOKEN_MS / 2 <= answer_ms < math.inf:
+    if not MIN_TOKEN_MS <= answer_ms < math.inf:
         return None
     timed = [(ms, index) for index, ms in enumerate(times_ms) if _is_judged(stages, index)]
-    if not timed:
+    token_ms, slowest = max(timed, default=(0.0, 0))
+    if token_ms < MIN_SAVED_MS:
         return None
-    token_ms, slowest = max(timed)
     slowdowns = [ms / stages[index].promised_ms for ms, index in timed if index != slowest]
     return Straggler(
         stage=stages[slowest],

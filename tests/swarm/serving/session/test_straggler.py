@@ -100,6 +100,15 @@ def test_watch_waits_anew_when_another_stage_is_slowest() -> None:
     assert first_s >= 2 * WAIT_S - 2 * LOOK_S
 
 
+def test_watch_waits_anew_when_an_answer_that_was_fast_enough_becomes_slow() -> None:
+    """Else all sessions of a server, which had answered at this speed for long, would leave it at the same moment."""
+    watch, (stage,) = StragglerWatch(WAIT_S), stages_of(80.0)
+    assert not found_within(watch, [stage], 0.0, 3 * WAIT_S)
+    stage.times_ms.extend([300.0] * RECENT_TOKENS)
+    (first_s,) = found_within(watch, [stage], 3 * WAIT_S, PAUSE_S)
+    assert first_s >= 4 * WAIT_S
+
+
 @pytest.mark.parametrize(
     ("token_ms", "slowdown", "num_tokens", "promised_ms", "replay_s", "expected"),
     [

@@ -323,7 +323,7 @@ class SessionState:
             return
         if repair is not None and self._has_opened and isinstance(error, PeerRefused) and error.lacks_room:
             self._num_refused[stage.peer_id] += 1
-        else:
+        elif repair is None or repair.straggler is None:  # the answer goes on at a straggler
             self._num_failed += 1
         self._are_unreachable = self._are_unreachable and isinstance(error, PeerUnreachable)
         if repair is not None:

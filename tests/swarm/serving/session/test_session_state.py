@@ -77,7 +77,7 @@ def test_state_leaves_no_server_with_a_token_that_was_lost_with_the_server_that_
             what = draw.choice(["kill", "kill", "connection", "evict", "spoil", "leave", "stall", "late", "late"])
             world.later(now_s, partial(strike_any_stage, world, what))
         if seed % 2:
-            world.later(0.3, partial(strike_any_stage, world, "slow"))
+            world.later(0.1, partial(strike_any_stage, world, "slow"))
         try:
             assert len(world.ask([1, 2, 3], ahead=40)) == 41
             world.check_draws([1, 2, 3])
@@ -216,6 +216,25 @@ def test_state_keeps_a_slow_last_server_and_its_ring_when_no_other_takes_over(*,
     assert len(world.repaired) == 1
     assert not world.state.stages[2].is_leaving
     assert world.num_looped > 50
+
+
+def test_state_keeps_a_slow_server_however_many_others_take_no_session() -> None:
+    """The answer goes on there, so a request must not fail as if it broke one server after the other."""
+    world = toy(THIRDS + [(2, 4)] * (MAX_FAILURES + 1), slow_wait_s=0.0)
+    world.ask([1])
+    opening = world.opening
+
+    def refused(action: OpenStage) -> Callable[[], None]:
+        if world.state.repairs[0].straggler is None:
+            return opening(action)
+        stage, error = action.stage, PeerRefused("this server is broken")
+        return lambda: world.end_sequence(world.servers[stage.peer_id], stage.sequence_id, error)
+
+    world.opening = refused  # type: ignore[method-assign]
+    slow = served_by(world, 1)
+    world.strike("slow", slow)
+    assert world.ask([2], ahead=60) == draws_after([1, 2], 61)
+    assert served_by(world, 1) is slow
 
 
 def test_state_runs_the_prefix_again_on_the_same_server_when_a_slow_one_does_not_hand_over_in_time() -> None:

@@ -27,7 +27,14 @@ from swarm.newest_items import NewestItems
 from swarm.training.evidence.bans import MAX_IGNORED, Ban, Bans, UnprovenToOutsiders, Verdict
 from swarm.training.round.quorum import Succession, presence
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.ancestry import Anchor, best_of, seek_endorsement, those_endorsed, whom_a_newcomer_asks
+from swarm.training.state.ancestry import (
+    Anchor,
+    ask_until,
+    best_of,
+    seek_endorsement,
+    those_endorsed,
+    whom_a_newcomer_asks,
+)
 from swarm.training.state.certificate_history import MAX_HISTORY_LINKS, Proof, whom_to_ask
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
 
@@ -105,25 +112,45 @@ class Observer:
         if self._last is None or (self._last.outer_step == 0 and self._last.order is None):
             me = self._reader.network.peer_id
             return await self._first_look(whom_a_newcomer_asks(claims, self.endorsement, me, self._chance))
-        failure: SwarmError | None = None
-        has_answer = False
-        for peer in whom_to_ask(claims, self._last.roster, self._chance)[:MAX_ASKED_AT_A_LOOK]:
+        return await self._next_look(whom_to_ask(claims, self._last.roster, self._chance)[:MAX_ASKED_AT_A_LOOK])
+
+    async def _next_look(self, peers: Sequence[str]) -> list[CommittedStep]:
+        """Return the steps that the first of `peers` with new ones shows. Raises SwarmError if all `peers` fail.
+
+        A peer that shows nothing new does not hide what others show, however late they are. Strangers are not waited
+        for once the last step's members have all ended, and as many as a next step needs have answered.
+        """
+        assert self._last is not None
+        roster, steps = self._last.roster, list[CommittedStep]()
+        members, answered, failures = {peer for peer in peers if peer in roster}, set[str](), list[SwarmError]()
+
+        async def ask(peer: str) -> bool:
             try:
                 links = await self._links(peer)
             except SwarmError as error:
-                failure = error
-                continue
-            has_answer = True
-            before = self.outer_step
-            if links and self._last is not None and links[0].sequence > self._last.sequence:
-                before = links[0].outer_step - 1  # the run goes on from an earlier state by its author's order
-            self._remember(links)
-            # a peer that claims a later step, but shows nothing new, does not hide what others show
-            if steps := [_step(link) for link in links if link.outer_step > before and link.origin.num_tokens]:
-                return steps
-        if failure is not None and not has_answer:
-            raise failure
-        return []
+                failures.append(error)
+            else:
+                answered.add(peer)
+                if not steps:  # another peer may have ended at the same moment
+                    steps.extend(self._take(links))
+            members.discard(peer)
+            return bool(steps) or (not members and self._succession.is_enough(roster, answered))
+
+        await ask_until(peers, ask)
+        if failures and not answered:
+            raise failures[-1]
+        return steps
+
+    def _take(self, links: Sequence[Proof]) -> list[CommittedStep]:
+        """Remember those of `links` that come after the last seen state, and return their steps."""
+        assert self._last is not None
+        last = self._last
+        links = [link for link in links if link.rank > last.rank]
+        before = last.outer_step
+        if links and links[0].sequence > last.sequence:
+            before = links[0].outer_step - 1  # the run goes on from an earlier state by its author's order
+        self._remember(links)
+        return [_step(link) for link in links if link.outer_step > before and link.origin.num_tokens]
 
     async def _first_look(self, peers: Sequence[str]) -> list[CommittedStep]:
         """Return the newest step (see `best_of`). Raises SwarmError if all `peers` fail."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -225,18 +225,20 @@ async def those_following(shown: Mapping[str, Proof], follows: Follows) -> dict[
         peers_with.setdefault((certificate.group, certificate.order, certificate.outcome), []).append(peer)
     async with asyncio.TaskGroup() as tasks:
         asking = {
-            tuple(peers): tasks.create_task(_any_follows({peer: shown[peer] for peer in peers}, follows))
+            tuple(peers): tasks.create_task(ask_until(peers, lambda peer: follows(peer, shown[peer])))
             for peers in peers_with.values()
         }
     following = {peer for peers, asked in asking.items() if asked.result() for peer in peers}
     return {peer: proof for peer, proof in shown.items() if peer in following}
 
 
-async def _any_follows(shown: Mapping[str, Proof], follows: Follows) -> bool:
-    waiting, asking, num_next = list(shown.items()), set[asyncio.Task[bool]](), 1
+async def ask_until(peers: Sequence[str], ask: Callable[[str], Coroutine[Any, Any, bool]]) -> bool:
+    """Ask `peers` in order until `ask` returns True for one, and return whether it did. Another is asked when one has
+    returned False, and as many again when all of them are late."""
+    waiting, asking, num_next = list(peers), set[asyncio.Task[bool]](), 1
     async with asyncio.TaskGroup() as tasks:
         while waiting or asking:
-            asking.update(tasks.create_task(follows(peer, proof)) for peer, proof in waiting[:num_next])
+            asking.update(tasks.create_task(ask(peer)) for peer in waiting[:num_next])
             del waiting[:num_next]
             late_s = LATE_S if waiting else None
             ended, asking = await asyncio.wait(asking, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)

@@ -11,7 +11,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from support.training_swarm import Member, Swarm, certified, config
-from swarm.network.interface import Network
+from swarm.network.interface import Network, Stream
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
 from swarm.training.member.members_watch import let_others_finish
@@ -19,7 +19,10 @@ from swarm.training.member.round_service import MAX_WATCHERS, WATCHED_S
 from swarm.training.outside.observer import CommittedStep, Observer
 from swarm.training.round.quorum import Succession
 from swarm.training.run.methods import Methods
+from swarm.training.state.ancestry import LATE_S
 from swarm.training.state.certificate import RunSignatures
+from swarm.training.state.certificate_history import Proof
+from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
 from swarm.training.trainer_events import OuterStep
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
@@ -279,3 +282,67 @@ def test_observer_of_a_closed_run_lists_no_strangers() -> None:
             await swarm.finish()
 
     virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("num_there", "longest_s"), [(2, 1.0), (1, HISTORY_TIMEOUT_S + 3 * LATE_S + 1.0)])
+def test_strangers_whose_histories_trickle_hardly_delay_a_look(num_there: int, longest_s: float) -> None:
+    """With one member of two, which is too few for a next step, any stranger may be the one that knows of it."""
+
+    async def main() -> tuple[list[CommittedStep], int, float]:
+        async with Swarm(config(outer_steps=2, min_group=2)) as swarm, observing(swarm) as observer:
+            members = [await swarm.join(name) for name in "ab"]
+            await watch(observer, 2, 0.1)
+            strangers = [Identity(bytes([number + 100]) * 32) for number in range(5)]
+            signers = [RunSignatures.of_run(swarm.run, each, "test") for each in strangers]
+            networks = [swarm.internet.network(each) for each in strangers]
+            forged, tricklers = certified(signers, 2, networks[0].now()), set[Network]()
+
+            async def show(_peer: str, _request: bytes) -> bytes:
+                return Standing(outer_step=2, state_digest=bytes(32), certificate=forged).to_bytes()
+
+            for network in networks:
+
+                async def trickle(_peer: str, stream: Stream, network: Network = network) -> None:
+                    tricklers.add(network)
+                    while True:
+                        await stream.send(forged)
+                        await asyncio.sleep(1)
+
+                methods = Methods(swarm.run.run_id)
+                await network.serve(methods.standing, show)
+                await network.serve_stream(methods.history, trickle)
+            there = [*(member.peer_id for member in members[:num_there]), *(each.peer_id for each in strangers)]
+            claim = TrainerRecord(run=swarm.run.run_id, outer_step=91, digest=bytes(32), state="training")
+            began_s = asyncio.get_running_loop().time()
+            steps = await observer.look(dict.fromkeys(there, claim))
+            took_s = asyncio.get_running_loop().time() - began_s
+            for network in networks:
+                await network.close()
+            return steps, len(tricklers), took_s
+
+    steps, num_tricklers, took_s = virtual_time.run(main())
+    assert (steps, num_tricklers) == ([], 0 if num_there == 2 else 5)
+    assert took_s < longest_s
+
+
+def test_look_waits_for_members_with_slow_lines_when_strangers_have_nothing_new() -> None:
+    async def main() -> list[int]:
+        async with Swarm(config(outer_steps=8, min_group=2)) as swarm, observing(swarm) as observer:
+            members = [await swarm.join(name) for name in "ab"]
+            await watch(observer, 1, 0.1)
+            await swarm.finish()
+            links = observer._links
+
+            async def slowly(peer: str) -> list[Proof]:
+                if peer not in {member.peer_id for member in members}:
+                    return []
+                await asyncio.sleep(HISTORY_TIMEOUT_S - 1)
+                return await links(peer)
+
+            observer._links = slowly  # type: ignore[method-assign]
+            strangers = [Identity(bytes([number + 100]) * 32).peer_id for number in range(5)]
+            claim = TrainerRecord(run=swarm.run.run_id, outer_step=91, digest=bytes(32), state="training")
+            steps = await observer.look(dict.fromkeys(strangers, claim) | dict(await found(observer)))
+            return [step.outer_step for step in steps]
+
+    assert virtual_time.run(main())[-1:] == [8]

@@ -335,8 +335,10 @@ def test_vote_for_a_made_up_part_convinces_nobody_and_has_no_honest_owner_accuse
 
 
 @pytest.mark.parametrize("puts_off", [False, True])
-def test_coordinator_that_never_signs_a_group_costs_only_its_attempt(puts_off: bool) -> None:
-    withheld: list[str] = []
+@pytest.mark.parametrize(("name", "step"), [("withholds", 1), ("silent", 2)], ids=["the first group", "a later group"])
+def test_coordinator_that_never_signs_a_group_costs_only_its_attempt(name: str, step: int, puts_off: bool) -> None:
+    """The run's id draws the coordinators, and with it the step in which the liar is one."""
+    withheld: list[int] = []
 
     class Withholder(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
@@ -344,7 +346,7 @@ def test_coordinator_that_never_signs_a_group_costs_only_its_attempt(puts_off: b
 
             async def act_but_sign(action: Action) -> None:
                 if isinstance(action, Sign):
-                    withheld.append(context.network.peer_id)
+                    withheld.append(driver.setup.step)
                     await asyncio.Event().wait()
                 await act(action)
 
@@ -356,12 +358,12 @@ def test_coordinator_that_never_signs_a_group_costs_only_its_attempt(puts_off: b
             return await super()._drive(driver, context)
 
     async def main() -> None:
-        async with Swarm(config(name="silent", min_group=3, outer_steps=4)) as swarm:
+        async with Swarm(config(name=name, min_group=3, outer_steps=4)) as swarm:
             for index in range(4):
                 await swarm.join(f"m{index}")
             liar = await swarm.join("liar", kind=Withholder)
             members = await swarm.finish("m0", "m1", "m2", "m3")
-            assert withheld == [liar.peer_id]
+            assert withheld == [step]
             assert_equal_steps(members, 4)
             for member in members:
                 reasons = {event.reason for event in member.of(RoundAborted) if "left out: later" not in event.reason}

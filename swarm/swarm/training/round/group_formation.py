@@ -74,8 +74,10 @@ def advance(state: RoundState, now: float) -> Transition:
         return _coordinate(replace(state, asked="", timers=replace(state.timers, waits_until=None)), now)
     if state.mine is None or state.asked == state.coordinator:
         return state, []
-    # other members cannot move the run, and a member that has not trained does not know how long an interval takes
-    may_move = state.mine.num_tokens > 0 and (not state.setup.roster or state.setup.me in state.setup.roster)
+    # other members cannot move the run, and a member that has not trained does not know how long an interval takes.
+    # Before there is a roster, nobody trains, and any member may move the others
+    setup = state.setup
+    may_move = not setup.roster or (setup.me in setup.roster and state.mine.num_tokens > 0)
     waits_until = state.timers.waits_until or (now + decision_s(state) if may_move else None)
     state = replace(state, asked=state.coordinator, timers=Timers(waits_until=waits_until))
     was_missing = is_doubted(state, state.coordinator, now)

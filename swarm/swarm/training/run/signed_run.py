@@ -47,6 +47,7 @@ from swarm.trust.standard_aggregators import DEFAULT_AGGREGATOR, aggregator_name
 MAX_RUN_FILE_BYTES = 1 << 16
 _PURPOSE = b"swarm-run:"
 _SIGNATURE_KEYS = ("peer_id", "issued_at", "signature")
+_HOLDS = "use text, finite numbers and flat tables"
 
 
 _TABLES: Mapping[str, type[Any]] = {
@@ -230,10 +231,13 @@ def verify_mapping(mapping: Mapping[str, Any], path: Path | str) -> SignedRun:
 
 
 def sign_mapping(config: RunConfig, mapping: Mapping[str, Any], identity: Identity, issued_at: int) -> SignedRun:
-    """Sign a run as `identity`. `mapping` has the values of `config` as the file has them."""
+    """Sign a run as `identity`. `mapping` has the values of `config` as the file has them. Raises ConfigError for one
+    that a file cannot hold, such as None."""
     signature = identity.sign(_signed_bytes(mapping, identity.peer_id, issued_at))
     run = SignedRun(config=config, peer_id=identity.peer_id, issued_at=issued_at, signature=signature)
-    return replace(run, text=to_toml({**mapping, "signature": signature_table(run)}))
+    text = to_toml({**mapping, "signature": signature_table(run)})
+    parse_toml(text, f"the file of {config.name}", remedy=_HOLDS)
+    return replace(run, text=text)
 
 
 def without_signature(mapping: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,6 +275,4 @@ def _signed_bytes(mapping: Mapping[str, Any], peer_id: str, issued_at: int) -> b
     try:
         return _PURPOSE + json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"a run cannot hold this: {error}", remedy="use text, finite numbers and flat tables"
-        ) from error
+        raise ConfigError(f"a run cannot hold this: {error}", remedy=_HOLDS) from error

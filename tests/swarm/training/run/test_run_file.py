@@ -306,6 +306,12 @@ def test_load_run_refuses_a_value_that_cannot_be_signed(run_path: Path, value: s
         load_checked_run(run_path)
 
 
+def test_write_run_refuses_none_which_no_file_can_hold(tmp_path: Path, tiny_run: RunConfig) -> None:
+    run = replace(tiny_run, model={**tiny_run.model, "head_dim": None})
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        write_run(tmp_path / "run.toml", run, AUTHOR)
+
+
 def test_write_run_refuses_a_path_in_a_missing_folder(tmp_path: Path, tiny_run: RunConfig) -> None:
     with pytest.raises(ConfigError, match="cannot be written"):
         write_run(tmp_path / "none" / "run.toml", tiny_run, AUTHOR)

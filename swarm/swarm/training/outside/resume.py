@@ -85,9 +85,8 @@ async def survey(network: Network, run: SignedRun, peers: Mapping[str, TrainerRe
 def sign_order(
     run: SignedRun, found: RunSurvey, roster: Collection[str], author: Identity, *, network_id: str, now: float
 ) -> bytes:
-    """Return a certificate that lets `roster` go on from the surveyed state. Its sequence is the time in seconds, or
-    one more than the one in force if that is later. So the order that was signed last wins, even if the author did not
-    see the earlier ones.
+    """Return a certificate that lets `roster` go on from the surveyed state. Its sequence is `_next_sequence`, so the
+    order that was signed last wins, even if the author did not see the earlier ones.
 
     Raises ConfigError unless `author` signed the run, the run admits `roster`, and it is not finished.
     """
@@ -98,7 +97,7 @@ def sign_order(
     try:
         order = ResumeOrder(
             run=run.run_id,
-            sequence=max(int(now), found.sequence + 1),
+            sequence=_next_sequence(now, found.sequence),
             outer_step=found.proof.outer_step,
             state_digest=found.proof.outcome.state_digest,
             roster=tuple(sorted(set(roster))),
@@ -111,8 +110,7 @@ def sign_order(
 
 
 def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_id: str, now: float) -> bytes:
-    """Return an endorsement of the surveyed state. Its sequence is the time in seconds, or one more than the known one
-    if that is later.
+    """Return an endorsement of the surveyed state, with `_next_sequence`.
 
     Raises ConfigError unless `author` signed the run, and the state is of an outer step and known to its roster.
     """
@@ -130,7 +128,7 @@ def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_i
     before = found.endorsement.sequence if found.endorsement else 0
     endorsement = Endorsement(
         run=run.run_id,
-        sequence=max(int(now), before + 1),
+        sequence=_next_sequence(now, before),
         order_sequence=proof.sequence,
         outer_step=proof.outer_step,
         next_attempt=proof.next_attempt,
@@ -140,6 +138,12 @@ def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_i
     data = signatures.sign(endorsement, now)
     read_endorsement(data, signatures, now)
     return data
+
+
+def _next_sequence(now: float, before: int) -> int:
+    """Return the time in microseconds, or one more than the sequence in force if that is later. Members that take
+    different orders with one sequence would part until a later order, so two orders of one second must differ."""
+    return max(int(now * 1e6), before + 1)
 
 
 async def deliver(network: Network, method: str, data: bytes, peers: Collection[str]) -> Mapping[str, str]:

@@ -186,6 +186,27 @@ def test_member_follows_only_one_of_two_orders_with_the_same_sequence() -> None:
     virtual_time.run(main(), compute_s=interval_cost)
 
 
+def test_the_later_of_two_orders_signed_in_one_second_wins_though_its_author_did_not_see_the_first() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:
+            peers = [member.peer_id for member in await founded(swarm, 2)]
+            network = swarm.internet.network(ONLOOKER)
+            situation, now = await survey(network, swarm.run, peers), float(int(network.now()) + 1)
+            signatures = RunSignatures.of_run(swarm.run, AUTHOR, "test")
+            proofs = [
+                signatures.check_certificate(
+                    sign_order(swarm.run, situation, roster, AUTHOR, network_id="test", now=at), at
+                )
+                for roster, at in ((peers, now), (peers[:1], now + 0.001))
+            ]
+            assert proofs[0].rank < proofs[1].rank
+            assert proofs[0].sequence < proofs[1].sequence
+            await network.close()
+            await swarm.finish()
+
+    virtual_time.run(main(), compute_s=interval_cost)
+
+
 def test_order_is_signed_only_by_the_author_and_only_for_admitted_members() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:

@@ -7,6 +7,7 @@ network's `partition_watch` goes on dialling its peers. `network_visit` joins fo
 from __future__ import annotations
 
 import random
+from contextlib import AsyncExitStack
 
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
@@ -32,20 +33,23 @@ async def join_network(
     While nobody answers, each new reason is a warning. Raises ConfigError or StartError for what waiting does not mend.
     """
     told = ""
-    while not shutdown.leaving.is_set():
-        try:
-            network = await Libp2pNetwork.create(_options(config, home, role), traffic)
-        except NobodyReached as error:
-            if error.message != told:
-                told = error.message
-                emitter.warning(f"{told}; this node keeps trying", remedy=error.remedy)
-            await shutdown.wait(random.uniform(MIN_PAUSE_S, MAX_PAUSE_S))
-        else:
-            if alone := network.entry.unreached:
-                emitter.warning(f"{alone.message}; this seed starts alone and keeps trying", remedy=alone.remedy)
-            if config.invite is not None:
-                kept_invitation.keep(home, config.invite)
-            return network
+    async with AsyncExitStack() as while_waiting:
+        while not shutdown.leaving.is_set():
+            try:
+                network = await Libp2pNetwork.create(_options(config, home, role), traffic)
+            except NobodyReached as error:
+                if not told:
+                    await while_waiting.enter_async_context(role.waiting())
+                if error.message != told:
+                    told = error.message
+                    emitter.warning(f"{told}; this node keeps trying", remedy=error.remedy)
+                await shutdown.wait(random.uniform(MIN_PAUSE_S, MAX_PAUSE_S))
+            else:
+                if alone := network.entry.unreached:
+                    emitter.warning(f"{alone.message}; this seed starts alone and keeps trying", remedy=alone.remedy)
+                if config.invite is not None:
+                    kept_invitation.keep(home, config.invite)
+                return network
     return None
 
 

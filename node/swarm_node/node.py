@@ -12,6 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -70,6 +71,10 @@ class NodeRole(ABC):
     def relay(self, _config: Config) -> RelayUse:
         """Return whether the node relays for others, or may be reached through a relay."""
         return "none"
+
+    def waiting(self) -> AbstractAsyncContextManager[object]:
+        """Return a context in which the role tells its clients that the node has not joined its network yet."""
+        return nullcontext()
 
     @abstractmethod
     async def run(self, node: Node) -> None:

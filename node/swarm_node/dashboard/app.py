@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from fastapi import FastAPI, Request
@@ -27,7 +28,7 @@ from swarm_node.http.addresses import caller_of, checked
 from swarm_node.http.field_words import words
 from swarm_node.http.http_error import HttpError, install_errors
 from swarm_node.http.rate_limit import RateLimiters, Rates
-from swarm_node.http.server import is_local, listen, serving
+from swarm_node.http.server import NOT_JOINED, is_local, listen, serving
 from swarm_node.node import Node, NodeRole
 from swarm_node.settings.config import Config
 
@@ -159,6 +160,9 @@ class DashboardRole(NodeRole):
     def __init__(self, config: Config) -> None:
         check_history(config)
         self._listener = listen(config.host, config.port)
+
+    def waiting(self) -> AbstractAsyncContextManager[object]:
+        return serving(NOT_JOINED, self._listener.dup())
 
     async def run(self, node: Node) -> None:
         async with daemon_collector(node) as collector:

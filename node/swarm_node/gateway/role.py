@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,7 +40,7 @@ from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.gateway.metrics import SpotCheckCounter, read_possession
 from swarm_node.http.addresses import checked
 from swarm_node.http.rate_limit import Rates
-from swarm_node.http.server import is_local, listen, serving
+from swarm_node.http.server import NOT_JOINED, is_local, listen, serving
 from swarm_node.node import Node, NodeRole
 from swarm_node.roles.kept_convictions import kept_convictions
 from swarm_node.settings.config import Config
@@ -66,6 +66,9 @@ class GatewayRole(NodeRole):
             check_history(config)
         self._pins = pins(config)
         self._listener = listen(config.host, config.port)
+
+    def waiting(self) -> AbstractAsyncContextManager[object]:
+        return serving(NOT_JOINED, self._listener.dup())
 
     async def run(self, node: Node) -> None:
         writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reputation")

@@ -57,6 +57,16 @@ SHUTDOWN_GRACE_S = 5.0
 TELL_S = 1.0
 """Time in seconds to tell clients that their answers are cut. A stalled reader cannot delay a shutdown for longer."""
 
+NOT_JOINED = HttpError(
+    503,
+    "this node has not joined its network yet",
+    code="service_unavailable",
+    remedy="its operator sees why in its log",
+    retry_after_s=15.0,
+)
+"""The answer to all requests while the node reaches no peer. Without it they would wait, as their connections are
+accepted."""
+
 
 @asynccontextmanager
 async def serving(

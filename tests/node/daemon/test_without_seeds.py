@@ -7,6 +7,7 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 from support.free_ports import free_port
 from support.node_process import START_S, Node, wait_until
@@ -186,3 +187,25 @@ def test_two_seeds_that_name_each_other_meet_whenever_they_start(
         wait_until(partial(sees_all, node), f"{node.home.name} does not see all three", MEET_S)
     if are_apart:
         assert not [event for event in late.events if event["event"] == "warning"]
+
+
+@pytest.mark.parametrize("role", ["gateway", "dashboard"])
+def test_http_server_of_a_node_that_waits_for_its_seed_says_so(role: str, start_light: StartNode) -> None:
+    port = free_port()
+    place = f"/ip4/127.0.0.1/tcp/{free_port()}"
+    first = start_light("seed", "--network-id", "orphans", "--listen", place, home="seed")
+    addr = f"{place}/p2p/{first.wait_for('ready')['peer_id']}"
+    first.end()
+    flags = ("--network-id", "orphans", "--peers", addr, "--port", str(port))
+    node = start_light(role, *flags, home="node", begin=HURRY)
+    node.wait_for("warning")
+
+    def overview() -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{port}/api/v1/overview", timeout=START_S)
+
+    refusal = overview()
+    assert (refusal.status_code, refusal.headers["retry-after"]) == (503, "15")
+    assert refusal.json()["error"]["message"] == "this node has not joined its network yet"
+    start_light("seed", "--network-id", "orphans", "--listen", place, home="seed")
+    node.wait_for("dashboard")
+    assert overview().status_code == 200

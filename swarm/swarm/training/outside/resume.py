@@ -21,6 +21,7 @@ from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.records import TrainerRecord
 
 from swarm.network.interface import Network
+from swarm.training.round.quorum import quorum
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import best_of, seek_endorsement, those_endorsed, whom_a_newcomer_asks
 from swarm.training.state.certificate import RunSignatures
@@ -112,16 +113,16 @@ def sign_order(
 def sign_survey(run: SignedRun, found: RunSurvey, author: Identity, *, network_id: str, now: float) -> bytes:
     """Return an endorsement of the surveyed state, with `_next_sequence`.
 
-    Raises ConfigError unless `author` signed the run, and the state is of an outer step and known to its roster.
+    Raises ConfigError unless `author` signed the run, and the state is of an outer step and always known to its roster.
     """
     proof = found.proof
     run.check_author(author.peer_id, "endorse its states")
     if not proof.outer_step:
         raise ConfigError(f"{run.run_id} has made no outer step yet", remedy="endorse it after its first one")
-    if not proof.is_known_to_roster:
+    if not _is_always_known(proof):
         raise ConfigError(
-            f"most members that voted for the state of outer step {proof.outer_step} have left with it, so newcomers "
-            "could not tell its proof from a forged one",
+            f"too many members that voted for the state of outer step {proof.outer_step} have left with it, so "
+            "newcomers could not tell its proof from a forged one",
             remedy="endorse the next state",
         )
     signatures = RunSignatures.of_run(run, author, network_id)
@@ -144,6 +145,13 @@ def _next_sequence(now: float, before: int) -> int:
     """Return the time in microseconds, or one more than the sequence in force if that is later. Members that take
     different orders with one sequence would part until a later order, so two orders of one second must differ."""
     return max(int(now * 1e6), before + 1)
+
+
+def _is_always_known(proof: Proof) -> bool:
+    """Return whether each certificate of this state is known to its roster (see `Proof.is_known_to_roster`): members
+    show the votes of different quorums."""
+    deciding, roster = proof.origin.deciding, proof.roster
+    return 3 * (quorum(len(deciding)) - len(set(deciding) - set(roster))) > len(roster)
 
 
 async def deliver(network: Network, method: str, data: bytes, peers: Collection[str]) -> Mapping[str, str]:

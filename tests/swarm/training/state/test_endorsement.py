@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -258,6 +258,21 @@ def test_state_is_not_endorsed_when_those_that_voted_for_it_have_left() -> None:
     with pytest.raises(ConfigError, match="have left with it"):
         sign_survey(run, found, AUTHOR, network_id="test", now=NOW)
     assert sign_survey(run, replace(found, proof=certified(voters)), AUTHOR, network_id="test", now=NOW)
+
+
+@pytest.mark.parametrize("num_left", [4, 5])
+def test_state_is_endorsed_when_each_certificate_of_it_has_votes_of_more_than_a_third_of_its_roster(
+    num_left: int,
+) -> None:
+    """Nine members decide, and six votes are enough. One member shows all nine votes, and others may show those of all
+    that left and of one that stayed."""
+    voters = [Identity(f"m{number}".encode().ljust(32)) for number in range(9)]
+    run = signed(config(min_group=2, outer_steps=NUM_STEPS))
+    proof = certified(voters, tuple(sorted(each.peer_id for each in voters[num_left:])))
+    assert proof.is_known_to_roster
+    found = RunSurvey(proof=proof, holders=(), absent=(), answered=(), sequence=0)
+    with pytest.raises(ConfigError, match="have left with it") if num_left == 5 else nullcontext():
+        sign_survey(run, found, AUTHOR, network_id="test", now=NOW)
 
 
 def test_observer_that_believed_fresh_keys_follows_the_endorsed_history() -> None:

@@ -8,10 +8,21 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pytest
 from support.faults import Fault, FaultScript
-from support.training_swarm import PHASES, AlteredMember, Member, Swarm, SyntheticInner, assert_equal_steps, config
+from support.training_swarm import (
+    PHASES,
+    AlteredMember,
+    Member,
+    Swarm,
+    SyntheticInner,
+    assert_equal_steps,
+    config,
+    identity_of,
+)
+from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.evidence.equivocation import Statement, statement_of_group, statement_of_report, statement_of_vote
 from swarm.training.member.round_driver import RoundDriver
@@ -20,7 +31,7 @@ from swarm.training.round.promise import PromiseFile, PromiseStore
 from swarm.training.round.round_events import CastVote
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
-from swarm.training.trainer_events import MemberConvicted
+from swarm.training.trainer_events import MemberConvicted, RoundAborted
 from swarm_protocol.commit_messages import Vote
 from swarm_protocol.proof_messages import StatedReport, StatedVote
 from swarm_protocol.training_messages import Group, Ready, SignedGroup
@@ -30,13 +41,16 @@ pytestmark = pytest.mark.usefixtures("only_errors_logged")
 NAMES = ("m0", "m1", "m2")
 
 
+Tells: TypeAlias = Callable[[Vote, Vote, tuple[str, ...]], list[tuple[Vote, tuple[str, ...]]]]
+"""Decides which peer gets which of a liar's two votes."""
+
+
 def slow_inner() -> SyntheticInner:
     return SyntheticInner(virtual_step_s=0.5)
 
 
-def voter_that(tells: Callable[[Vote, Vote, tuple[str, ...]], list[tuple[Vote, tuple[str, ...]]]]) -> type[RunMember]:
-    """Return a kind of member that signs a second vote beside each of its own. `tells` decides which peer gets which
-    vote."""
+def voter_that(tells: Tells) -> type[RunMember]:
+    """Return a kind of member that signs a second vote beside each of its own."""
 
     class Liar(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
@@ -63,21 +77,42 @@ def one_to_each_half(own: Vote, other: Vote, peers: tuple[str, ...]) -> list[tup
     return [(own, peers[:-1]), (other, peers[-1:])]
 
 
-@pytest.mark.parametrize("tells", [both_to_all, one_to_each_half], ids=["to all", "to each half another"])
-def test_member_that_votes_twice_is_banned_by_all(tells: Callable[..., list[tuple[Vote, tuple[str, ...]]]]) -> None:
+async def run_with_voter(tells: Tells, *, latency_s: float) -> list[Member]:
+    """Return three members, 5 ms from each other, that have finished beside a liar at a distance of `latency_s`."""
+    async with Swarm(config(min_group=2, outer_steps=12), link=LinkModel(latency_s=0.005)) as swarm:
+        for name in NAMES:
+            member = await swarm.join(name, inner=slow_inner())
+            swarm.internet.link(identity_of("liar").peer_id, member.peer_id, LinkModel(latency_s=latency_s))
+        await swarm.join("liar", kind=voter_that(tells), inner=slow_inner())
+        members = await swarm.finish(*NAMES)
+        assert_equal_steps(members, 12)
+        return members
+
+
+@pytest.mark.parametrize(
+    ("tells", "latency_s"),
+    [(both_to_all, 0.004), (both_to_all, 0.006), (one_to_each_half, 0.001), (one_to_each_half, 0.004)],
+    ids=["to all, early", "to all, late", "to each half another, far earlier", "to each half another, early"],
+)
+def test_member_that_votes_twice_is_banned_by_all(tells: Tells, latency_s: float) -> None:
     """A member that received only one of the two votes finds the other one in certificates that others show."""
 
     async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=12)) as swarm:
-            for name in NAMES:
-                await swarm.join(name, inner=slow_inner())
-            liar = await swarm.join("liar", kind=voter_that(tells), inner=slow_inner())
-            members = await swarm.finish(*NAMES)
-            assert_equal_steps(members, 12)
-            for member in members:
-                (event,) = member.of(MemberConvicted)
-                assert (event.peer_id, event.kind) == (liar.peer_id, "equivocation")
-                assert "two different votes" in event.reason
+        for member in await run_with_voter(tells, latency_s=latency_s):
+            (event,) = member.of(MemberConvicted)
+            assert (event.peer_id, event.kind) == (identity_of("liar").peer_id, "equivocation")
+            assert "two different votes" in event.reason
+
+    virtual_time.run(main())
+
+
+def test_two_votes_to_two_halves_that_decide_nothing_go_unnoticed_and_cost_no_attempt() -> None:
+    """They arrive when the votes of the others have decided, so that no lock or certificate shows them."""
+
+    async def main() -> None:
+        for member in await run_with_voter(one_to_each_half, latency_s=0.006):
+            assert not member.of(MemberConvicted)
+            assert not member.of(RoundAborted)
 
     virtual_time.run(main())
 

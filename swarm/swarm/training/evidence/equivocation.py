@@ -14,9 +14,11 @@ way.
 
 `EquivocationWatch` finds such statements: it remembers the signed statements of others about the attempts of the last
 rounds. Votes come singly, and many in locks and certificates, so once the two sides of a fork see each other's
-messages, they find the members that were on both. Only verified statements are noted. They are bounded for each peer,
-so that nobody displaces the statements of others. Anyone can make a certificate or a group with keys of its own, so
-statements are noted only of peers that `is_heard` accepts, or of which some are noted already. `Convictions` owns it.
+messages, they find the members that were on both. Single votes are not passed on, so two votes that went to different
+members are not found if no lock or certificate that members show has one of them. Only verified statements are noted.
+They are bounded for each peer, so that nobody displaces the statements of others. Anyone can make a certificate or a
+group with keys of its own, so statements are noted only of peers that `is_heard` accepts, or of which some are noted
+already. `Convictions` owns it.
 
 No I/O. A check verifies two signatures.
 """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -41,6 +41,8 @@ MAX_SOUGHT = 256
 """Maximum peers that claim an endorsement and are asked for it. One honest peer among them is enough."""
 LATE_S = 5.0
 """Time after which other peers with the same state are asked, too, to show how it follows."""
+STRANGERS_S = 3 * LATE_S
+"""Time for states that no trusted peer shows, once another state follows. Eight peers of one are asked in it."""
 NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED_FOR_STANDING
 """Peers that are asked at a time, until one shows an endorsement. Usually one of the first does."""
 
@@ -212,12 +214,17 @@ async def those_endorsed(reader: ProofReader, shown: Mapping[str, Proof]) -> dic
     return await those_following(shown, follows)
 
 
-async def those_following(shown: Mapping[str, Proof], follows: Follows) -> dict[str, Proof]:
+async def those_following(
+    shown: Mapping[str, Proof], follows: Follows, trusted: Collection[str] = ()
+) -> dict[str, Proof]:
     """Return those of the states `shown`, by peer, that `follows` accepts.
 
     Many peers show one state, and each may have a history of megabytes. Of the peers with the same group, order and
     outcome, one is asked first. Another is asked when one has failed, and as many again when all of them are late.
     Peers with another group are asked separately: strangers could show votes of their own group for the same state.
+
+    All states are waited for. But with `trusted` peers, a state that none of them shows gets only STRANGERS_S once
+    another one follows: a caller that goes on with a state of an earlier step catches up from there.
     """
     peers_with = dict[tuple[object, ...], list[str]]()
     for peer, proof in shown.items():
@@ -225,11 +232,27 @@ async def those_following(shown: Mapping[str, Proof], follows: Follows) -> dict[
         peers_with.setdefault((certificate.group, certificate.order, certificate.outcome), []).append(peer)
     async with asyncio.TaskGroup() as tasks:
         asking = {
-            tuple(peers): tasks.create_task(ask_until(peers, lambda peer: follows(peer, shown[peer])))
+            tasks.create_task(ask_until(peers, lambda peer: follows(peer, shown[peer]))): peers
             for peers in peers_with.values()
         }
-    following = {peer for peers, asked in asking.items() if asked.result() for peer in peers}
+        strangers = {task for task, peers in asking.items() if trusted and not set(trusted).intersection(peers)}
+        await _wait_for_enough(asking.keys() - strangers, strangers)
+        for task in asking:
+            task.cancel()
+    following = {peer for task, peers in asking.items() if not task.cancelled() and task.result() for peer in peers}
     return {peer: proof for peer, proof in shown.items() if peer in following}
+
+
+async def _wait_for_enough(trusted: set[asyncio.Task[bool]], strangers: set[asyncio.Task[bool]]) -> None:
+    """Wait for all `trusted` tasks and, once one task has returned True, STRANGERS_S for the others."""
+    if trusted:
+        await asyncio.wait(trusted)
+    is_found, pending = any(task.result() for task in trusted), strangers
+    while pending and not is_found:
+        ended, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        is_found = any(task.result() for task in ended)
+    if pending:
+        await asyncio.wait(pending, timeout=STRANGERS_S)
 
 
 async def ask_until(peers: Sequence[str], ask: Callable[[str], Coroutine[Any, Any, bool]]) -> bool:

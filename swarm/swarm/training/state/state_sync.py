@@ -293,7 +293,9 @@ async def furthest(context: RunContext, claims: Mapping[str, int]) -> Proof | No
         logger.warning("%s did not show its state: %s", short_id(peer) if peer else "a peer", failed[peer])
     context.silent.clear()
     context.silent.update(failed)
-    shown = await those_following(shown, partial(_counts, context))
+    endorsement = context.endorsements.newest
+    trusted = endorsement.roster if endorsement is not None and replica.proof is None else ()
+    shown = await those_following(shown, partial(_counts, context), trusted)
     if replica.is_new and context.endorsements.newest is None:
         return most_supported(shown | ({me: replica.proof} if replica.proof else {}))
     return max(shown.values(), key=lambda proof: proof.rank, default=None)

@@ -20,13 +20,14 @@ from support.training_swarm import (
     interval_cost,
     signed,
 )
+from swarm.network.interface import Stream
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.outside.observer import Observer
 from swarm.training.outside.resume import RunSurvey, deliver, sign_survey, survey
 from swarm.training.run.methods import Methods
-from swarm.training.state.ancestry import Anchor, links_from
+from swarm.training.state.ancestry import LATE_S, STRANGERS_S, Anchor, links_from
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.endorsement import (
@@ -109,10 +110,13 @@ async def forgers(
     asked: list[str],
     endorsement: bytes = b"",
     liar: Identity | None = None,
+    *,
+    trickles: bool = False,
 ) -> None:
     """Start `num_keys` fresh keys that all claim to be further than all members, and endorsed, and show a certificate:
     of the state of this `endorsement`, as if it was that of a later step, or of a made-up state. With a `liar` of the
-    endorsed roster, the certificate is of the endorsed step and roster."""
+    endorsed roster, the certificate is of the endorsed step and roster. With `trickles`, they show histories without
+    an end."""
     keys = [Identity(b"forger" + number.to_bytes(26, "big")) for number in range(num_keys)]
     voters, place = keys[: min(num_keys, 13)], (NUM_STEPS, b"g" * 32)
     if endorsement:
@@ -131,10 +135,17 @@ async def forgers(
         asked.append(peer)
         return standing
 
+    async def trickle(_peer: str, stream: Stream) -> None:
+        while True:
+            await stream.send(certificate)
+            await asyncio.sleep(1.0)
+
     for each in keys:
         network = swarm.internet.network(each)
         stack.push_async_callback(network.close)
         await network.serve(Methods(swarm.run.run_id).standing, answer)
+        if trickles:
+            await network.serve_stream(Methods(swarm.run.run_id).history, trickle)
         membership = await stack.enter_async_context(Membership(network))
         membership.announce(
             TrainerRecord(
@@ -161,6 +172,23 @@ def test_newcomer_follows_no_fresh_keys_when_the_open_run_is_endorsed(copies_dig
             assert not any("it was committed" in event.reason for event in newcomer.of(RoundAborted))
 
     virtual_time.run(main(), compute_s=interval_cost)
+
+
+def test_newcomer_of_an_endorsed_run_waits_briefly_for_fresh_keys_whose_histories_trickle() -> None:
+    async def main() -> float:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm, AsyncExitStack() as stack:
+            await founded(swarm, 3)
+            await endorsed(swarm)
+            await asyncio.sleep(6.0)
+            asked, now_s = list[str](), asyncio.get_running_loop().time
+            await forgers(swarm, stack, 5, asked, trickles=True)
+            began_s, newcomer = now_s(), await swarm.join("newcomer")
+            while not newcomer.of(StateFetched):
+                await asyncio.sleep(0.1)
+            assert newcomer.peer_id in asked
+            return now_s() - began_s
+
+    assert virtual_time.run(main(), compute_s=interval_cost) < 2 * STRANGERS_S + LATE_S  # it looks twice
 
 
 def test_newcomer_is_deceived_by_fresh_keys_when_the_run_is_not_endorsed() -> None:

@@ -86,8 +86,10 @@ def set_up(directory: Path, *, log_format: str, level: str) -> Path:
 
 def quieten_imports() -> None:
     """Keep libraries that are not imported yet from writing to the terminal. Settings of the user stay."""
-    # gRPC's fork handlers log whenever libp2p's daemon is started; transformers shows progress bars
-    for variable, value in (("GRPC_ENABLE_FORK_SUPPORT", "0"), ("HF_HUB_DISABLE_PROGRESS_BARS", "1")):
+    # gRPC's fork handlers log whenever libp2p's daemon is started; transformers shows progress bars, and warns of token
+    # ids that the error after it names, or that only its family's vocabulary has
+    quiet = {"GRPC_ENABLE_FORK_SUPPORT": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error"}
+    for variable, value in quiet.items():
         os.environ.setdefault(variable, value)
     # transformers imports torchao if it is installed, which logs each kernel that is for another machine
     for name in ("torchao", "torch.utils._pytree"):

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -83,3 +86,13 @@ def test_quieten_libraries_takes_their_handlers(capsys: pytest.CaptureFixture[st
     diagnostics.quieten_libraries()
     assert library.handlers == []
     assert library.propagate
+
+
+def test_quieten_imports_keeps_warnings_of_transformers_off_the_terminal() -> None:
+    code = (
+        "from swarm_node import diagnostics; diagnostics.quieten_imports(); from transformers import AutoConfig; "
+        "AutoConfig.for_model('llama', vocab_size=256, bos_token_id=300)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "TRANSFORMERS_VERBOSITY"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stderr == ""

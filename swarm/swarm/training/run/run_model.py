@@ -45,7 +45,13 @@ _MAX_SETTING = 1 << 20
 _MAX_LAYERS = 1024
 """Limits for a setting and for the number of layers: the parameters of a hostile run cannot be counted before it is
 built."""
-_SIZES = frozenset({"hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"})
+_LEAST = {
+    "vocab_size": BYTE_VOCABULARY,  # a token for each byte
+    "hidden_size": 1,
+    "intermediate_size": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}
 _WRONG_TYPE = re.compile(r"Field '(?P<key>\w+)' expected (?P<type>int|float|str|bool), got")
 _TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
 _REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_version", "architectures", "dtype"})
@@ -136,11 +142,6 @@ def check_model(run: RunConfig) -> int:
     num_values = layout_of(run).num_values
     if num_values > MAX_STATE_VALUES:
         raise ConfigError(f"[model] has {num_values} parameters, over {MAX_STATE_VALUES}", remedy="make it smaller")
-    if config.vocab_size < BYTE_VOCABULARY:
-        raise ConfigError(
-            f"[model] vocab_size = {config.vocab_size} is too small",
-            remedy=f"use at least {BYTE_VOCABULARY}, one for each byte",
-        )
     for key in ("bos_token_id", "eos_token_id"):  # by default, small models have the ids of their family's vocabulary
         named = run.model.get(key)
         ids = named if isinstance(named, list) else [named]
@@ -245,8 +246,8 @@ def _check_settings(keys: Mapping[str, Any]) -> None:
     for key, value in keys.items():
         if isinstance(value, int) and abs(value) > _MAX_SETTING:
             raise ConfigError(f"[model] {key} = {value} is too large", remedy=f"use at most {_MAX_SETTING}")
-        if key in _SIZES and isinstance(value, int) and value < 1:
-            raise _refusal(keys, key, "use at least 1")
+        if isinstance(value, int) and value < (least := _LEAST.get(key, value)):
+            raise _refusal(keys, key, f"use at least {least}")
         # a list of lists is a pattern of layers, which the config expands: [[["global", "local"], 12]]
         for part in value if isinstance(value, list) else ():
             if isinstance(part, list) and any(isinstance(each, int) and each > _MAX_LAYERS for each in part):

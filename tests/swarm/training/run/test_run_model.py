@@ -53,7 +53,8 @@ def test_check_model_counts_tied_weights_once(tiny_run: RunConfig) -> None:
         ({"eos_token_id": [1, 256]}, r"eos_token_id = \[1, 256\]: use ids from 0"),
         ({"num_attention_heads": 3}, r"\[model\]"),
         ({"hidden_act": "none"}, r"\[model\] cannot be built: there is no 'none'"),
-        ({"vocab_size": 255}, "vocab_size = 255 is too small: use at least 256"),
+        ({"vocab_size": 255}, "vocab_size = 255: use at least 256"),
+        ({"vocab_size": -1}, "vocab_size = -1: use at least 256"),
         ({"max_position_embeddings": 15}, "at least data.window_tokens, 16"),
     ],
 )

@@ -18,6 +18,7 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
+from swarm_protocol.toml_text import toml_value
 
 from swarm.trust.kernels import Doubles, Whole, diagonal, matrix_product, ordered_sum
 from swarm.trust.mixing import Mixing
@@ -97,7 +98,7 @@ class Aggregator(ABC):
             number = type(value) is int if whole else type(value) in {int, float}
             if not number or not low <= value <= high:
                 kind = "whole number" if whole else "number"
-                problems.append(f"{each.name} = {repr(value)[:80]}: use a {kind} from {low:g} to {high:g}")
+                problems.append(f"{each.name} = {toml_value(value)[:80]}: use a {kind} from {low:g} to {high:g}")
         if problems:
             raise ValueError("; ".join(problems))
 

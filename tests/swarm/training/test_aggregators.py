@@ -254,6 +254,7 @@ def test_mapping_holds_all_parameters_of_the_aggregator_when_none_is_given() -> 
         ({"member_momentum": 1.0}, "member_momentum = 1.0: use a number from 0 to 0.99"),
         ({"fallback": "average"}, 'fallback = "average": use one of mean, '),
         ({"aggregator": "trimmed_mean", "aggregation": {"trim": 0.5}}, "trim = 0.5: use a number from 0 to 0.49"),
+        ({"aggregation": {"radius": "wide"}}, 'radius = "wide": use a number from 0.01 to 100'),
         ({"aggregator": "trimmed_mean", "aggregation": 0.1}, "write its keys below a line"),
         (
             {"aggregator": "multi_krum", "min_group": 4, "fallback": ""},

@@ -373,6 +373,53 @@ def test_coordinator_that_never_signs_a_group_costs_only_its_attempt(name: str, 
     virtual_time.run(main())
 
 
+def test_coordinator_that_hurries_all_before_their_first_step_and_never_signs_costs_only_its_attempt() -> None:
+    """A member without any work does not go on to the next attempt, so a hurried interval takes one step."""
+    withheld: list[int] = []
+
+    class Hurrying(AlteredMember):
+        async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
+            act = driver._act
+
+            async def act_but_sign(action: Action) -> None:
+                if isinstance(action, Sign) and driver.setup.roster:
+                    withheld.append(driver.setup.step)
+                    await asyncio.Event().wait()
+                await act(action)
+
+            async def hurry() -> None:
+                while driver.setup.step not in withheld:
+                    request = StandingRequest(
+                        run=context.run, step=driver.setup.step, attempt=driver.attempt, hurry=True
+                    )
+                    for peer in set(driver.setup.roster) - {context.network.peer_id}:
+                        with suppress(SwarmError):
+                            await context.network.call(
+                                peer, context.methods.standing, request.to_bytes(), timeout_s=1.0
+                            )
+                    await asyncio.sleep(0.01)
+
+            driver._act = act_but_sign  # type: ignore[method-assign]
+            hurrying = asyncio.create_task(hurry())
+            try:
+                return await super()._drive(driver, context)
+            finally:
+                hurrying.cancel()
+
+    async def main() -> None:
+        async with Swarm(config(name="n12", min_group=3, outer_steps=3)) as swarm:
+            for index in range(4):
+                await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=0.5))
+            await swarm.join("liar", kind=Hurrying, inner=SyntheticInner(virtual_step_s=0.5))
+            members = await swarm.finish("m0", "m1", "m2", "m3")
+            assert withheld == [1]
+            assert_equal_steps(members, 3)
+            steps = [event.num_steps for member in members for event in member.of(IntervalDone)]
+            assert 1 in steps, steps
+
+    virtual_time.run(main(), compute_s=lambda work: 0.5 if getattr(work, "__name__", "") == "load" else 0.0)
+
+
 @pytest.mark.parametrize("who", ["a stranger", "a member"])
 def test_peer_that_hurries_all_members_and_names_later_attempts_stops_nobody(who: str) -> None:
     """Only the coordinator may hurry others, and only members that have moved on may name later attempts."""
@@ -396,7 +443,7 @@ def test_peer_that_hurries_all_members_and_names_later_attempts_stops_nobody(who
             if who == "a stranger":
                 await network.close()
 
-    # loading a state takes time, and an interval that is hurried meanwhile would contribute nothing
+    # loading a state takes time, and an interval that is hurried meanwhile has a single step
     virtual_time.run(main(), compute_s=lambda work: 0.5 if getattr(work, "__name__", "") == "load" else 0.0)
 
 

@@ -13,6 +13,7 @@ Shapes: N values of the flat parameter vector, F of a fragment.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import threading
@@ -136,19 +137,24 @@ class Intervals:
 
     def begin(self, done_steps: int = 0) -> Interval:
         """Begin the next interval. The one before it ends after its present step."""
-        self.hurry()
+        self.stop()
         self._latest = Interval(self, done_steps)
         return self._latest
 
     def hurry(self) -> None:
-        """End the running interval after its present step."""
+        """End the running interval after its present step, or its first one."""
         if self._latest is not None:
             self._latest.hurry()
+
+    def stop(self) -> None:
+        """End the running interval after its present step, also if it has none."""
+        if self._latest is not None:
+            self._latest.stop()
 
     def leave(self) -> None:
         """End the thread's work after its present step. The running interval keeps its steps; later ones take none."""
         self.is_leaving.set()
-        self.hurry()
+        self.stop()
 
     def held_out_loss(self, theta_N: Tensor) -> asyncio.Future[float]:
         """Measure the loss of `theta_N` on held-out data, before all later requests to the thread."""
@@ -179,13 +185,18 @@ class Interval:
     def __init__(self, intervals: Intervals, done_steps: int) -> None:
         self._intervals = intervals
         self._done_before = done_steps
-        self._stop = threading.Event()
+        self._is_hurried, self._is_stopped = threading.Event(), threading.Event()
         self._until: float | None = None
         self.done = IntervalResult(num_steps=0, num_samples=0, num_tokens=0, mean_loss=math.nan, seconds=0.0)
 
     def hurry(self) -> None:
+        """Take no further step after the present one. If there was none yet, take one: a member without any work cannot
+        leave an attempt whose coordinator never signs a group."""
+        self._is_hurried.set()
+
+    def stop(self) -> None:
         """Take no further step after the present one."""
-        self._stop.set()
+        self._is_stopped.set()
 
     async def train(self, sample_ids: Sequence[int], num_steps: int) -> None:
         """Train until `num_steps` steps of the interval are done. `sample_ids` are those of the whole interval, equal
@@ -202,7 +213,10 @@ class Interval:
 
     def _stretch(self, sample_ids: Sequence[int], num_steps: int) -> IntervalResult:
         done, done_before = self.done, self._done_before + self.done.num_steps
-        more = self._intervals.inner.train(sample_ids, num_steps, self._is_over, done_steps=done_before)
+        begun = itertools.count(done.num_steps)
+        more = self._intervals.inner.train(
+            sample_ids, num_steps, lambda: self._is_over(next(begun)), done_steps=done_before
+        )
         # without steps the mean loss is nan, which does not mean divergence
         if more.num_steps and not abs(more.mean_loss) <= limits.MAX_LOSS:
             raise _diverged(f"the loss is {more.mean_loss:g}")
@@ -217,9 +231,10 @@ class Interval:
             seconds=done.seconds + more.seconds,
         )
 
-    def _is_over(self) -> bool:
+    def _is_over(self, num_steps: int) -> bool:
         assert self._until is not None
-        return self._stop.is_set() or self._intervals.clock() > self._until
+        is_ended = self._is_stopped.is_set() or (self._is_hurried.is_set() and num_steps > 0)
+        return is_ended or self._intervals.clock() > self._until
 
     def _delta(self, theta_F: Tensor, where: slice) -> Tensor:
         local_F = self._intervals.inner.flat(where)

@@ -121,13 +121,13 @@ class IntervalLoop:
         return await asyncio.shield(self._offer_future(step))
 
     def hurry(self, step: int) -> None:
-        """End interval `step` with the work done so far, even if it is only about to begin."""
+        """End interval `step` with the work done so far, but not before its first inner step."""
         self._hurried = step
         if step == self._step:
             self._intervals.hurry()
 
     def end(self) -> None:
-        self._intervals.hurry()
+        self._intervals.stop()
         if self._task is not None:
             self._task.cancel()
 
@@ -150,15 +150,17 @@ class IntervalLoop:
             while self._step <= replica.config.outer_steps and await self._one_interval(follows=self._step > first):
                 self._step += 1
         finally:
-            # a thread cannot be cancelled, only asked to hurry
-            self._intervals.hurry()
+            # a thread cannot be cancelled, only asked to stop
+            self._intervals.stop()
 
     async def _one_interval(self, *, follows: bool) -> bool:
         """Run one interval. If it `follows`, it continues from the one before, whose round may still run, else it
         starts from the committed state. Return whether the next interval can follow from it."""
         config = self._context.replica.config
         interval = self._intervals.begin((self._step - 1) * config.interval_steps)
-        if self.is_leaving or self._hurried == self._step:
+        if self.is_leaving:
+            interval.stop()
+        if self._hurried == self._step:
             interval.hurry()
         try:
             if follows:

@@ -113,17 +113,22 @@ def test_train_ends_with_the_steps_done_when_the_intervals_time_is_over() -> Non
     assert in_intervals(inner, use, max_interval_s=6.5) == 5
 
 
-def test_hurry_ends_the_current_interval_but_not_the_next_one() -> None:
+@pytest.mark.parametrize(("end", "num_steps"), [(Intervals.hurry, 1), (Intervals.stop, 0)])
+def test_hurry_and_stop_end_the_current_interval_but_not_the_next_one(
+    end: Callable[[Intervals], None], num_steps: int
+) -> None:
+    """One that was hurried before its first step takes it."""
+
     async def use(intervals: Intervals) -> tuple[int, int]:
         first = intervals.begin()
-        intervals.hurry()
+        end(intervals)
         await first.train(range(8), 4)
         second = intervals.begin()
         await second.train(range(8), 4)
         await first.train(range(8), 4)
         return first.done.num_steps, second.done.num_steps
 
-    assert in_intervals(Trained(2.0, THETA_N), use) == (0, 4)
+    assert in_intervals(Trained(2.0, THETA_N), use) == (num_steps, 4)
 
 
 @pytest.mark.parametrize("mean_loss", [2 * limits.MAX_LOSS, math.nan, -math.inf])

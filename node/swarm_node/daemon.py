@@ -167,6 +167,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
     """Run the node: start it, let it work, and close it."""
     identity = Identity.load(home.identity)
     node: Node | None = None
+    not_joined = ""
     joined = asyncio.Event()
     now_s = asyncio.get_running_loop().time
     since_s = now_s()
@@ -175,7 +176,13 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
         with suppress(TimeoutError):  # scripts ask a node that they have just started for its address
             async with asyncio.timeout(JOIN_S):
                 await joined.wait()
-        return await node.status() if node else starting_status(config, identity.peer_id, now_s() - since_s)
+        if node is None:
+            return starting_status(config, identity.peer_id, now_s() - since_s, not_joined)
+        return await node.status()
+
+    def nobody_answers(reason: str) -> None:
+        nonlocal not_joined
+        not_joined = reason
 
     async with control.serving(home.socket, status, partial(_leave, shutdown)):
         steps = StartupSteps(emitter, NUM_STEPS + role.num_steps)
@@ -184,7 +191,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
         limits = _limits(config)
         traffic = Traffic(limits)
         month = MonthlyTraffic(home.traffic, time.time())
-        network = await join_network(config, home, role, traffic, emitter, shutdown)
+        network = await join_network(config, home, role, traffic, emitter, shutdown, on_nobody=nobody_answers)
         if network is None:
             return
         async with network, Membership(network) as membership:

@@ -7,6 +7,7 @@ network's `partition_watch` goes on dialling its peers. `network_visit` joins fo
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
@@ -26,11 +27,19 @@ MIN_PAUSE_S, MAX_PAUSE_S = 5.0, 15.0
 
 
 async def join_network(
-    config: Config, home: Home, role: NodeRole, traffic: Traffic, emitter: Emitter, shutdown: Shutdown
+    config: Config,
+    home: Home,
+    role: NodeRole,
+    traffic: Traffic,
+    emitter: Emitter,
+    shutdown: Shutdown,
+    *,
+    on_nobody: Callable[[str], None],
 ) -> Libp2pNetwork | None:
     """Return the network once a peer has answered, or None if the node is told to leave first.
 
-    While nobody answers, each new reason is a warning. Raises ConfigError or StartError for what waiting does not mend.
+    While nobody answers, each new reason is a warning, and `on_nobody` is called with it. Raises ConfigError or
+    StartError for what waiting does not mend.
     """
     told = ""
     async with AsyncExitStack() as while_waiting:
@@ -42,6 +51,7 @@ async def join_network(
                     await while_waiting.enter_async_context(role.waiting())
                 if error.message != told:
                     told = error.message
+                    on_nobody(told)
                     emitter.warning(f"{told}; this node keeps trying", remedy=error.remedy)
                 await shutdown.wait(random.uniform(MIN_PAUSE_S, MAX_PAUSE_S))
             else:

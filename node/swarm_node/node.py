@@ -32,7 +32,7 @@ from swarm_protocol.control_messages import (
     StatusReply,
     TrainingStatus,
 )
-from swarm_protocol.errors import PeerError
+from swarm_protocol.errors import PeerError, printable_line
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, PathCounts, Reachability
 from swarm_protocol.version import software_version
@@ -240,8 +240,8 @@ class Node:
         )
 
 
-def starting_status(config: Config, peer_id: str, uptime_s: float) -> StatusReply:
-    """Return the status of a daemon that has not joined its network yet."""
+def starting_status(config: Config, peer_id: str, uptime_s: float, not_joined: str) -> StatusReply:
+    """Return the status of a daemon that has not joined its network yet, for the reason `not_joined`."""
     return StatusReply(
         peer_id=peer_id,
         name=config.name,
@@ -256,6 +256,7 @@ def starting_status(config: Config, peer_id: str, uptime_s: float) -> StatusRepl
         training=None,
         serving=None,
         memory_bytes=resident_bytes(),
+        not_joined=printable_line(not_joined)[: limits.MAX_FAILURE_TEXT_CHARS],
     )
 
 

@@ -142,7 +142,7 @@ class StatusReply(wire.WireMessage):
     `month_budget_bytes`; both are 0 without a budget. `paths` counts all connected peers, None if its version does not
     say; `peers` are those with the most bytes. `spot_checks` is None for a node that checks no answers, `relaying`
     while it does not relay, and `limits` if its version does not say. `convicted_servers` are lines about the newest
-    convicted servers."""
+    convicted servers. `not_joined` is the reason why a node that is being started has not joined its network yet."""
 
     PROTO = control_pb2.StatusReply
     MAX_BYTES = limits.MAX_CONTROL_BYTES
@@ -170,6 +170,7 @@ class StatusReply(wire.WireMessage):
     limits: LimitStatus | None = None
     spot_checks: SpotCheckStatus | None = None
     convicted_servers: Annotated[tuple[RunLine, ...], distinct(MAX_CONVICTED_LINES)] = ()
+    not_joined: Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

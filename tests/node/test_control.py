@@ -176,6 +176,12 @@ def test_status_of_a_node_that_has_not_joined_yet_says_so() -> None:
     assert re.search(r"^state +starting, up ", text, re.MULTILINE)
 
 
+def test_status_says_why_a_node_has_not_joined_yet() -> None:
+    waiting = replace(REPLY, addrs=(), num_peers=0, state="starting", training=None, serving=None)
+    text = this_node.text(replace(waiting, not_joined="nobody answered"))
+    assert re.search(r"^network +tests, not joined yet: nobody answered$", text, re.MULTILINE)
+
+
 def test_serving_fails_with_the_reason_when_the_path_is_taken(tmp_path: Path) -> None:
     async def scene() -> None:
         (tmp_path / "socket").mkdir()

@@ -122,7 +122,7 @@ def text(reply: StatusReply) -> str:
 
 def _network(reply: StatusReply) -> str:
     if not reply.num_peers:  # a node counts itself once it has joined
-        return f"{reply.network_id}, not joined yet"
+        return f"{reply.network_id}, not joined yet" + (f": {reply.not_joined}" if reply.not_joined else "")
     live, reached = plural(reply.num_peers, "node"), reach(reply.reachability, reply.addrs)
     return f"{reply.network_id}, {live} live, reachability {reached}"
 

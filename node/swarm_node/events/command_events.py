@@ -211,6 +211,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         spot_checks="object?: num_passed, num_failed, num_disputed and num_unchecked (spans since the start), barred "
         "(peer ids of servers proved to have lied); null: it is not a gateway",
         convicted_servers="list: one line of text for each of the newest convicted servers, at most 8",
+        not_joined="text: why a node that is being started has not joined its network yet",
     ),
     "overview": event_spec(
         "The output of `top --once --json`: an overview of the network.",

@@ -101,6 +101,7 @@ def test_new_node_that_starts_before_its_seed_says_so_once_and_joins_when_the_se
     assert "check the addresses" in str(warning["remedy"])
     [status] = run_here("status", "--home", node.home).events
     assert (status["state"], status["addrs"], status["num_peers"]) == ("starting", [], 0)
+    assert status["not_joined"] == str(warning["message"]).removesuffix("; this node keeps trying")
     start_light("seed", "--network-id", "orphans", "--listen", place, home="seed").wait_for("ready")
     node.wait_for("ready")
     assert [event["message"] for event in node.events if event["event"] == "warning"] == [warning["message"]]

@@ -47,7 +47,7 @@ PAUSE_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A stage that takes `token_ms` of the `answer_ms` between two tokens of which about `num_tokens` are to come.
+    """A stage that takes `token_ms` for each token, of which about `num_tokens` are to come.
 
     The other servers of the chain take at least `slowdown` times as long as they promised. Others would, too: this
     machine or its line may be what is slow.
@@ -55,7 +55,6 @@ class Straggler:
 
     stage: Stage
     token_ms: float
-    answer_ms: float
     slowdown: float
     num_tokens: int
 
@@ -102,8 +101,7 @@ def _slowest(stages: Sequence[Stage], num_tokens: int) -> Straggler | None:
     """Return the slowest stage on a server, or None if the answer is fast enough, no stage takes long, or the time of a
     stage is not known yet."""
     times_ms = [stage.recent_ms() for stage in stages]
-    answer_ms = sum(times_ms)
-    if not MIN_TOKEN_MS <= answer_ms < math.inf:
+    if not MIN_TOKEN_MS <= sum(times_ms) < math.inf:
         return None
     timed = [(ms, index) for index, ms in enumerate(times_ms) if _is_judged(stages, index)]
     token_ms, slowest = max(timed, default=(0.0, 0))
@@ -113,7 +111,6 @@ def _slowest(stages: Sequence[Stage], num_tokens: int) -> Straggler | None:
     return Straggler(
         stage=stages[slowest],
         token_ms=token_ms,
-        answer_ms=answer_ms,
         slowdown=max(1.0, min(slowdowns, default=1.0)),
         num_tokens=num_tokens,
     )

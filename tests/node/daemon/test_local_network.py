@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from internet.namespaces import enter
-from node.daemon.conftest import Answer, run_node
 from support import name_server
 from support.network_namespaces import Namespace, local_network
 from support.node_process import COMMAND, Node, wait_until
@@ -47,10 +46,6 @@ def start_there(tmp_path: Path) -> Iterator[StartThere]:
     yield start
     for node in nodes:
         node.end()
-
-
-def run_there(host: Namespace, *arguments: object) -> Answer:
-    return run_node(*arguments, command=host.command(*COMMAND))
 
 
 def way_in(node: Node) -> str:
@@ -111,7 +106,6 @@ def test_node_joins_by_names_of_a_real_name_server(
     hosts: tuple[Namespace, Namespace],
     start_there: StartThere,
     names: Callable[[name_server.Zone], None],
-    tmp_path: Path,
 ) -> None:
     one, other = hosts
     seed = start_there(one, *SEED, "--listen", IP4, "--listen", IP6, "--no-mdns", home="seed")
@@ -128,6 +122,6 @@ def test_node_joins_by_names_of_a_real_name_server(
     for number, peers in enumerate(("swarm.test", f"/dns4/seed/tcp/4001/p2p/{seed_id}")):
         node = start_there(other, *JOIN, "--no-mdns", "--peers", peers, home=f"node{number}", asks_for_names=True)
         assert way_in(node) == f"{2 + number} live, this one included"
-    beyond = (*JOIN, "--listen", IP4, "--no-mdns", "--home", tmp_path / "refused", "--peers")
-    error = run_there(other, *beyond, f"/dns4/evil.test/tcp/4001/p2p/{seed_id}").error
-    assert "evil.test leads to 127.0.0.1, which is this machine itself" in error
+    evil = ("--peers", f"/dns4/evil.test/tcp/4001/p2p/{seed_id}")
+    node = start_there(other, *JOIN, "--listen", IP4, "--no-mdns", *evil, home="refused", asks_for_names=True)
+    assert "evil.test leads to 127.0.0.1, which is this machine itself" in str(node.wait_for("warning")["message"])

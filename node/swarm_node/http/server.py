@@ -61,7 +61,7 @@ NOT_JOINED = HttpError(
     503,
     "this node has not joined its network yet",
     code="service_unavailable",
-    remedy="its operator sees why in its log",
+    remedy="its operator sees why with swarm-node status",
     retry_after_s=15.0,
 )
 """The answer to all requests while the node reaches no peer. Without it they would wait, as their connections are

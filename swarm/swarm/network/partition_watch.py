@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal
 
 from swarm_protocol.dht_messages import Contact
-from swarm_protocol.errors import PeerError, PeerUnreachable
+from swarm_protocol.errors import PeerError, PeerRefused, PeerUnreachable
 
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.discovery.peer_names import GivenPeers
@@ -61,6 +61,7 @@ class PartitionWatch:
         self._network_id = network_id
         self._on_healed = on_healed
         self._known = NewestItems[str, tuple[str, ...]](MAX_KNOWN_PEERS)
+        self._refusals = NewestItems[str, str](MAX_KNOWN_PEERS)  # what the log told of each seed
 
     def begin(self, met: Iterable[str], known: Iterable[Contact]) -> None:
         """Note the peer ids of the seeds that have answered, and the peers remembered from earlier runs."""
@@ -134,6 +135,11 @@ class PartitionWatch:
     async def _reach_seed(self, seed: PeerAddr) -> bool:
         try:
             await connect(self._host, seed.peer_id, [seed.addr], self._network_id)
+        except PeerRefused as error:  # such as one of another network, which did not run when this node started
+            if self._refusals.get(seed.peer_id) != error.message:
+                self._refusals[seed.peer_id] = error.message
+                logger.warning("the given peer %s refuses this node: %s", seed, error)
+            return False
         except PeerError as error:
             logger.debug("seed %s: %s", seed, error)
             return False

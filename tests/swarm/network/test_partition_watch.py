@@ -21,6 +21,7 @@ from swarm.network.libp2p.host import Host
 from swarm.network.partition_watch import CHECK_S, MAX_AGAIN_S, MAX_PAUSE_S, PartitionWatch
 from swarm.testing import virtual_time
 from swarm_protocol.dht_messages import Contact
+from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 
 NODE, SEED = (Identity(bytes([number]) * 32).peer_id for number in (1, 2))
@@ -111,6 +112,31 @@ def test_lack_of_open_files_is_reported_once_and_the_seed_is_dialled_afterwards(
             assert dialled == [SEED]
             assert healed == [True]
             assert caplog.text.count("Too many open files") == 1
+
+    virtual_time.run(main())
+
+
+def test_seed_that_refuses_this_node_is_told_once_for_each_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    control, reason = Control(), "it is in another network"
+
+    async def connect(_host: object, peer_id: str, _addrs: Sequence[str], _network_id: str) -> None:
+        raise PeerRefused(reason, remedy="give another peer", peer_id=peer_id)
+
+    monkeypatch.setattr(partition_watch, "connect", connect)
+
+    async def main() -> None:
+        nonlocal reason
+        async with watching(control):
+            control.connections = {}
+            await asyncio.sleep(100.0)
+            assert caplog.text.count("another network") == 1
+            reason = "it has an older version"
+            await asyncio.sleep(100.0)
+            assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+            assert SEED_ADDR in caplog.text
 
     virtual_time.run(main())
 

@@ -24,6 +24,7 @@ from swarm_protocol import limits, records
 from swarm_protocol.control_messages import (
     MAX_COUNT,
     MAX_HOURS,
+    MAX_NOT_JOINED_CHARS,
     LimitStatus,
     PeerStatus,
     RelayStatus,
@@ -256,7 +257,7 @@ def starting_status(config: Config, peer_id: str, uptime_s: float, not_joined: s
         training=None,
         serving=None,
         memory_bytes=resident_bytes(),
-        not_joined=printable_line(not_joined)[: limits.MAX_FAILURE_TEXT_CHARS],
+        not_joined=printable_line(not_joined)[:MAX_NOT_JOINED_CHARS],
     )
 
 

@@ -29,6 +29,7 @@ MAX_SLOW_LINKS = 8
 MAX_HOURS = 64
 HoursLine: TypeAlias = Annotated[str, one_line(_MAX_HOURS_CHARS, empty=False)]
 MAX_CONVICTED_LINES = 8
+MAX_NOT_JOINED_CHARS = 500
 MAX_BARRED = 8
 RunLine: TypeAlias = Annotated[str, one_line(_MAX_WAITS_CHARS, empty=False)]
 
@@ -170,7 +171,7 @@ class StatusReply(wire.WireMessage):
     limits: LimitStatus | None = None
     spot_checks: SpotCheckStatus | None = None
     convicted_servers: Annotated[tuple[RunLine, ...], distinct(MAX_CONVICTED_LINES)] = ()
-    not_joined: Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)] = ""
+    not_joined: Annotated[str, one_line(MAX_NOT_JOINED_CHARS)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -127,9 +127,9 @@ def test_drain_and_stop_wait_until_the_daemon_is_gone(start_node: StartNode, run
 def test_status_of_a_node_that_was_just_started_has_its_address(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def late(*arguments: Any) -> Libp2pNetwork | None:
+    async def late(*arguments: Any, **named: Any) -> Libp2pNetwork | None:
         await asyncio.sleep(1)
-        return await join_network(*arguments)
+        return await join_network(*arguments, **named)
 
     async def scene() -> StatusReply:
         shutdown = Shutdown()

@@ -76,22 +76,16 @@ class StreamEnd:
 
     async def receive(self) -> bytes:
         message = self._take_message()
-        if message is not None:
-            return message
-        if self._timeout_s is None:
-            return await self._next_message()
-        try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._next_message()
-        except TimeoutError:
-            raise self._timed_out("sent nothing") from None
-
-    async def _next_message(self) -> bytes:
-        while (message := self._take_message()) is None:
-            if self._at_end is not None:
-                raise self._at_end.with_traceback(None)
-            self._news.clear()
-            await self._news.wait()
+        if message is None:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    while (message := self._take_message()) is None:
+                        if self._at_end is not None:
+                            raise self._at_end.with_traceback(None)
+                        self._news.clear()
+                        await self._news.wait()
+            except TimeoutError:
+                raise self._timed_out("sent nothing") from None
         return message
 
     async def finish(self) -> None:

@@ -17,7 +17,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal_now
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation
 from swarm_protocol.identity import Identity
 
 from swarm.network.link_meter import LinkMeter
@@ -50,7 +50,9 @@ class Stream(Protocol):
         """Wait for room (backpressure), then queue `message`, which may be any buffer. The caller must not change it
         any more: it is not copied, and is kept until the other side has it.
 
-        Raises PeerUnreachable if the other side is gone, PeerTimeout if there was no room within the stream's
+        Once a call was cancelled that had sent a part of a message, the stream can send no more.
+
+        Raises PeerUnreachable then, and if the other side is gone, PeerTimeout if there was no room within the stream's
         `timeout_s`, and the SwarmError that the other side's handler raised.
         """
 
@@ -249,6 +251,12 @@ def ended_early(peer_id: str) -> PeerViolation:
 def took_too_long(peer_id: str) -> PeerTimeout:
     """Return the error for a `peer_id` whose stream or call took longer than the handler's own deadline."""
     return PeerTimeout("the handler did not finish before its own deadline", peer_id=peer_id)
+
+
+def cut_off(peer_id: str) -> PeerUnreachable:
+    """Return the error for a sender that was cancelled amid a message to `peer_id`, and sends more on the same stream:
+    the other side would take that for the rest of the message."""
+    return PeerUnreachable("an earlier message to the peer was cut off in the middle", peer_id=peer_id)
 
 
 def too_long(max_bytes: int, peer_id: str) -> PeerViolation:

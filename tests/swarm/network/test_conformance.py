@@ -640,6 +640,29 @@ def test_message_over_the_limit_raises_value_error(run: Run) -> None:
     run(case)
 
 
+def test_message_after_one_that_was_cut_off_is_not_sent_as_its_rest(run: Run) -> None:
+    async def case(world: World) -> None:
+        method, may_read, received = world.name(), asyncio.Event(), []
+
+        async def read_late(_peer_id: str, stream: Stream) -> None:
+            await may_read.wait()
+            with contextlib.suppress(EndOfStream):
+                received.append(await stream.receive())
+
+        await world.a.serve_stream(method, read_late)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.3):
+                    await stream.send(bytes(6 * MIB))
+            may_read.set()
+            for more in (stream.send(b"next"), stream.finish()):
+                with pytest.raises(PeerUnreachable, match="cut off in the middle"):
+                    await more
+        assert received == []
+
+    run(case)
+
+
 @pytest.mark.parametrize("num_bytes", [10, 300_000, 5 * MIB])
 def test_messages_arrive_once_and_in_order_while_the_path_is_replaced_repeatedly(run: Run, num_bytes: int) -> None:
     async def case(world: World) -> None:

@@ -24,7 +24,7 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.interface import EndOfStream
+from swarm.network.interface import EndOfStream, cut_off
 from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames, UnreadMessages
 from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
@@ -99,6 +99,7 @@ class Libp2pStream:
         self._granted = asyncio.Event()  # wakes send
         self._attached = asyncio.Event()  # wakes tasks that wait for another byte stream
         self._finished = False
+        self._is_in_message = False  # whether more pieces have to follow the last one that was sent
         self._error: SwarmError | None = None
         self.num_signs = 0
         """Number of frames that have come, including acknowledgements. While the other side takes data, at least one
@@ -111,6 +112,8 @@ class Libp2pStream:
             raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
         if self._finished:
             raise ValueError("send after finish")
+        if self._is_in_message and self._error is None:
+            raise cut_off(self.peer_id)
         is_out = self._send_at_once(message)
         if is_out and self._wire.has_room and self._outbox.is_empty:
             return
@@ -129,11 +132,8 @@ class Libp2pStream:
             raise self._timed_out("took no more data") from None
 
     async def receive(self) -> bytes:
-        message = self._take_message()
-        if message is not None:
+        if (message := self._take_message()) is not None:
             return message
-        if self._timeout_s is None:
-            return await self._next_message()
         try:
             async with asyncio.timeout(self._timeout_s):
                 return await self._next_message()
@@ -143,6 +143,8 @@ class Libp2pStream:
     async def finish(self) -> None:
         if self._finished or self._is_over:
             return
+        if self._is_in_message:
+            raise cut_off(self.peer_id)
         self._finished = True
         self._put(framing.frame(Kind.FINISH))
         await self._drain()
@@ -320,9 +322,7 @@ class Libp2pStream:
         return True
 
     async def _spend(self, num_bytes: int) -> None:
-        while self._send_credit < num_bytes:
-            if self._error is not None:
-                raise self._error.with_traceback(None)
+        while self._error is None and self._send_credit < num_bytes:
             self._granted.clear()
             await self._granted.wait()
         if self._error is not None:
@@ -331,6 +331,7 @@ class Libp2pStream:
 
     def _write_piece(self, kind: Kind, piece: bytes | memoryview) -> None:
         header = framing.HEADER.pack(kind, len(piece))
+        self._is_in_message = kind is Kind.MORE
         self._traffic.sent_in_turn(self.peer_id, len(piece))
         if len(piece) <= _COPY_BYTES:
             self._put(header + piece, at_once=False)
@@ -355,13 +356,12 @@ class Libp2pStream:
             try:
                 await self._outbox.emptied()
                 await wire.drained()
+                return
             except ConnectionError:
-                if self._error is None and self._may_resume:
-                    await self._other_than(wire)
-                    continue
-                # `pump` may still find the other side's reason in bytes that came before the connection was lost
-                raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
-            return
+                if self._error is not None or not self._may_resume:
+                    # `pump` may still find the other side's reason in bytes that came before the connection was lost
+                    raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
+            await self._other_than(wire)
 
     async def _other_than(self, wire: StreamBuffers) -> None:
         """Wait until there is another byte stream than that of `wire`, or the stream has failed."""

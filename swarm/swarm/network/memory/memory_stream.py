@@ -20,7 +20,7 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.interface import EndOfStream, too_long
+from swarm.network.interface import EndOfStream, cut_off, too_long
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import Pipe
 
@@ -50,6 +50,7 @@ class StreamEnd:
         self._credit_bytes = framing.WINDOW_BYTES
         self._accepted = False
         self._finished = False
+        self._is_in_message = False  # whether more pieces have to follow the last one that was sent
         self._at_end: Exception | None = None  # raised by receive once all is read
         self._broken: SwarmError | None = None  # raised by send
         self._news = asyncio.Event()
@@ -60,6 +61,8 @@ class StreamEnd:
             raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
         if self._finished:
             raise ValueError("send after finish")
+        if self._is_in_message and self._broken is None:
+            raise cut_off(self.peer_id)
         until_s: float | None = None
         for kind, piece in framing.pieces(message):
             num_bytes = framing.cost(len(piece))
@@ -71,6 +74,7 @@ class StreamEnd:
             if self._broken is not None:
                 raise self._broken.with_traceback(None)
             self._credit_bytes -= num_bytes
+            self._is_in_message = kind is Kind.MORE
             # no copy, as on the real wire: a sender that changes its buffer too early spoils the message
             self._put(len(piece), partial(self.other._take, kind, piece))
 
@@ -89,6 +93,8 @@ class StreamEnd:
         return message
 
     async def finish(self) -> None:
+        if self._is_in_message and self._broken is None:
+            raise cut_off(self.peer_id)
         if not self._finished:
             self._finished = True
             self._put(0, lambda: self.other._end(EndOfStream()))

@@ -663,6 +663,39 @@ def test_message_after_one_that_was_cut_off_is_not_sent_as_its_rest(run: Run) ->
     run(case)
 
 
+@pytest.mark.parametrize("finishes", [True, False])
+def test_stream_that_its_caller_leaves_has_ended_for_its_handler_only_if_it_was_finished(
+    run: Run, finishes: bool
+) -> None:
+    async def case(world: World) -> None:
+        method, seen, ended = world.name(), [], asyncio.Event()
+
+        async def receive_all(_peer_id: str, stream: Stream) -> None:
+            try:
+                while True:
+                    seen.append(await stream.receive())
+            except BaseException as end:
+                seen.append(type(end))
+                ended.set()
+                raise
+
+        await world.a.serve_stream(method, receive_all)
+        async with world.b.stream(world.a.peer_id, method, timeout_s=30) as stream:
+            await stream.send(b"first")
+            if finishes:
+                await stream.finish()
+                with pytest.raises(PeerViolation):
+                    await stream.receive()
+            else:
+                await asyncio.sleep(0.3)  # the handler waits for the next message
+        await soon(ended)
+        first, end = seen
+        assert first == b"first"
+        assert end is EndOfStream if finishes else issubclass(end, PeerUnreachable | asyncio.CancelledError)
+
+    run(case)
+
+
 @pytest.mark.parametrize("num_bytes", [10, 300_000, 5 * MIB])
 def test_messages_arrive_once_and_in_order_while_the_path_is_replaced_repeatedly(run: Run, num_bytes: int) -> None:
     async def case(world: World) -> None:

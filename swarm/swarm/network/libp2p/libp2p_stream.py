@@ -176,7 +176,8 @@ class Libp2pStream:
         self._over()
         self._outbox.flush()
         if not self._wire.is_lost:
-            write(self._writer, framing.frame(Kind.END))
+            # END would look to the handler as if this side had finished sending
+            write(self._writer, framing.frame(Kind.FAILURE, encode_failure(PeerUnreachable("the peer has left"))))
             Leaving(self._writer, LINGER_S)
 
     def abort(self) -> None:

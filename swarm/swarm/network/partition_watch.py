@@ -3,7 +3,8 @@
 `PartitionWatch.run` is a task. It notices that seeds are missing, or that this node is cut off, and dials them. So two
 groups that lost their common seed meet there again. A seed that is gone for good costs a dial every few seconds. The
 names of missing seeds are looked up again, since a seed may have moved. A seed that closes the connection again and
-again may be full, and is dialled more and more rarely. A second task checks the routing table, because a silent member
+again may be full, and is dialled more and more rarely. Two groups without a seed in common meet again because each node
+pings a few of the peers that it has lost. A second task does that, and checks the routing table, because a silent peer
 takes seconds there, for which rejoining the network must not wait.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Literal
 
@@ -36,6 +38,8 @@ It doubles from `CHECK_S`."""
 REFRESH_S = 60.0
 MAX_KNOWN_PEERS = 64
 NUM_DIALS = 8
+NUM_LOST_DIALS = 2
+"""Lost peers that are pinged every REFRESH_S while others are there. Most of them have left for good."""
 
 RejoinResult = Literal["joined", "found", "cut off"]
 """Nothing was missing; all that was missing was found again; or something is missing still."""
@@ -85,6 +89,17 @@ class PartitionWatch:
                 refresh_at = loop.time() + REFRESH_S
                 await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in self._met))
                 await self._dht.tend()
+                await self._find_lost()
+
+    async def _find_lost(self) -> None:
+        """Ping some known peers that are in the routing table no more, and meet their part of the network if one
+        answers."""
+        members = set(self._dht.peers())
+        lost = [peer_id for peer_id in self._known if peer_id not in members]
+        asked = random.sample(lost, min(NUM_LOST_DIALS, len(lost)))
+        await asyncio.gather(*(self._dht.ping(peer_id, self._known.get(peer_id, ())) for peer_id in asked))
+        if found := set(asked).intersection(self._dht.peers()):  # not if there was no place in the table
+            await self._meet_again(len(found))
 
     async def _keep_joined(self) -> None:
         pause_s = back_off_s = MIN_PAUSE_S
@@ -124,10 +139,13 @@ class PartitionWatch:
             asked = {*others, *connected}
             found += await asyncio.gather(*(self._dht.ping(peer_id, self._known.get(peer_id, ())) for peer_id in asked))
         if any(found):
-            logger.info("found %d lost peers again", sum(found))
-            await self._dht.refresh()
-            await self._on_healed()
+            await self._meet_again(sum(found))
         return "found" if all(found) and self._dht.peers() else "cut off"
+
+    async def _meet_again(self, num_found: int) -> None:
+        logger.info("found %d lost peers again", num_found)
+        await self._dht.refresh()
+        await self._on_healed()
 
     def _missing(self) -> list[PeerAddr]:
         return [seed for seed in self._given.addrs if seed.peer_id not in self._met]

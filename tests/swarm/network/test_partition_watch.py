@@ -18,14 +18,14 @@ import pytest
 from swarm.network import partition_watch
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.libp2p.host import Host
-from swarm.network.partition_watch import CHECK_S, MAX_AGAIN_S, MAX_PAUSE_S, PartitionWatch
+from swarm.network.partition_watch import CHECK_S, MAX_AGAIN_S, MAX_PAUSE_S, REFRESH_S, PartitionWatch
 from swarm.testing import virtual_time
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 
-NODE, SEED = (Identity(bytes([number]) * 32).peer_id for number in (1, 2))
-SEED_ADDR = "/ip4/192.0.2.7/tcp/4001"
+NODE, SEED, LOST = (Identity(bytes([number]) * 32).peer_id for number in (1, 2, 3))
+SEED_ADDR, LOST_ADDR = "/ip4/192.0.2.7/tcp/4001", "/ip4/192.0.2.8/tcp/4001"
 
 
 class Control:
@@ -49,15 +49,19 @@ class Dht:
 
     def __init__(self, silent_s: float = 0.0) -> None:
         self._silent_s = silent_s
+        self.members = {SEED: (SEED_ADDR,)}
+        self.in_reach = {SEED}
 
     def peers(self) -> tuple[str, ...]:
-        return (SEED,)
+        return tuple(self.members)
 
     def contacts(self) -> tuple[Contact, ...]:
-        return ()
+        return tuple(Contact(peer_id=peer_id, addrs=addrs) for peer_id, addrs in self.members.items())
 
-    async def ping(self, _peer_id: str, _addrs: Sequence[str] = ()) -> bool:
-        return True
+    async def ping(self, peer_id: str, addrs: Sequence[str] = ()) -> bool:
+        if peer_id in self.in_reach and addrs:
+            self.members[peer_id] = tuple(addrs)
+        return peer_id in self.in_reach
 
     async def refresh(self) -> None: ...
 
@@ -69,13 +73,13 @@ class Dht:
 
 @asynccontextmanager
 async def watching(
-    control: Control, on_healed: Callable[[], Awaitable[None]] | None = None, *, silent_s: float = 0.0
+    control: Control, on_healed: Callable[[], Awaitable[None]] | None = None, *, dht: Dht | None = None
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Run the watch of a node that is connected to its seed."""
     host = Host(MagicMock(), cast("Any", control), MagicMock(), NODE)
     given = GivenPeers([f"{SEED_ADDR}/p2p/{SEED}"], own_peer_id=NODE, listen=())
     await given.look_up()
-    watch = PartitionWatch(host, cast("Any", Dht(silent_s)), given, "test", on_healed or AsyncMock())
+    watch = PartitionWatch(host, cast("Any", dht or Dht()), given, "test", on_healed or AsyncMock())
     control.connections = {SEED: (SEED_ADDR,)}
     watch.begin([SEED], [])
     running = asyncio.create_task(watch.run())
@@ -153,7 +157,7 @@ def test_silent_members_of_the_routing_table_do_not_delay_rejoining_the_network(
     monkeypatch.setattr(partition_watch, "connect", connect)
 
     async def main() -> None:
-        async with watching(control, silent_s=100.0):
+        async with watching(control, dht=Dht(silent_s=100.0)):
             await asyncio.sleep(2 * CHECK_S)
             control.connections = {}
             lost_at = asyncio.get_running_loop().time()
@@ -190,5 +194,26 @@ def test_seed_that_closes_the_connection_again_and_again_is_dialled_more_and_mor
             lost_at = asyncio.get_running_loop().time()
             await asyncio.sleep(100.0)
             assert dialled_at[-1] - lost_at <= CHECK_S + 0.1, "a seed that stays is watched closely again"
+
+    virtual_time.run(main())
+
+
+def test_lost_peer_is_met_again_although_no_seed_is_missing() -> None:
+    control, dht, healed = Control(), Dht(), []
+
+    async def on_healed() -> None:
+        healed.append(True)
+
+    async def main() -> None:
+        async with watching(control, on_healed, dht=dht):
+            dht.members[LOST] = (LOST_ADDR,)
+            await asyncio.sleep(2 * CHECK_S)
+            del dht.members[LOST]  # as after a partition
+            await asyncio.sleep(3 * REFRESH_S)
+            assert not healed
+            dht.in_reach.add(LOST)
+            await asyncio.sleep(REFRESH_S + CHECK_S)
+            assert dht.members[LOST] == (LOST_ADDR,)
+            assert healed == [True]
 
     virtual_time.run(main())

@@ -331,16 +331,27 @@ def note_shortage(state: RoundState, now: float) -> RoundState:
 
 def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Transition:
     """End this attempt, and begin the next one after a pause."""
+    attempt = state.attempt
+    state, actions = rest(state, reason, missing, now)
+    timers = state.timers
+    state, replies = begin_attempt(state, attempt + 1)
+    return replace(state, phase="resting", timers=timers), [*actions, *replies]
+
+
+def rest(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -> Transition:
+    """Report to the coordinator of this attempt again after a pause."""
     missing = tuple(sorted(set(missing)))
     notice = GiveUp(step=state.setup.step, attempt=state.attempt, reason=reason, missing=missing)
     num_failed = state.attempts.num_failed
-    failed = replace(
+    state = replace(
         state,
+        phase="resting",
+        asked="",
         attempts=replace(state.attempts, num_failed=num_failed + 1),
         faults=_with_doubts(state.faults, missing, now),
+        timers=Timers(deadline=now + rest_after(num_failed)),
     )
-    state, replies = begin_attempt(failed, state.attempt + 1)
-    return replace(state, phase="resting", timers=Timers(deadline=now + rest_after(num_failed))), [notice, *replies]
+    return state, [notice]
 
 
 def begin_attempt(state: RoundState, attempt: int) -> Transition:

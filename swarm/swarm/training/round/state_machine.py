@@ -95,6 +95,7 @@ from swarm.training.round.round_state import (
     moves_at,
     note_shortage,
     reached_again,
+    rest,
     roster_left,
     suspect,
     with_coordinator,
@@ -211,8 +212,11 @@ def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Transitio
 def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Transition:
     state = blame(replace(state, heard=state.heard - {peer}), (), (peer,), reason)
     if state.phase == "forming" and state.asked == peer:
-        gone = f"the coordinator {short_id(peer)} is gone: {reason}{_shortage(state)}"
-        return give_up(note_shortage(state, now), gone, (peer,), now)
+        waits = _shortage(state)
+        gone = f"the coordinator {short_id(peer)} is gone: {reason}{waits}"
+        # a member outside the roster would get far ahead of the roster's members, who do not follow it to its attempt
+        end = give_up if not waits or state.setup.me in state.setup.roster else rest
+        return end(note_shortage(state, now), gone, (peer,), now)
     if state.phase in {"preparing", "committing"}:
         return _count_votes(without_vote_of(state, peer), now)
     return advance(state, now)

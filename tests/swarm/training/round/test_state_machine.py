@@ -67,7 +67,7 @@ from swarm.training.round.round_state import DOUBTED_S
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.identity import Identity, short_id
-from swarm_protocol.training_messages import SignedGroup
+from swarm_protocol.training_messages import Contribution, SignedGroup
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -355,6 +355,24 @@ def test_trainer_outside_the_roster_ends_no_attempt_and_follows_roster_members_t
     state, actions = machine.step(state, Sighted(peer=OTHERS[0], attempt=1), 10_001.0)
     assert state.attempt == 1
     assert any(isinstance(action, Ask) for action in actions)
+
+
+def test_trainer_outside_the_roster_stays_at_its_attempt_while_the_roster_is_away() -> None:
+    """Roster members do not follow it to later attempts. After an hour they would need hours to get there."""
+    state, actions = run([(0.0, OFFER)], setup(roster=(COORDINATOR, OTHERS[0])))
+    now, reports = 0.0, list[Contribution]()
+    while now < 3600.0:
+        if asked := [each for each in actions if isinstance(each, Ask)]:
+            reports.append(asked[0].ready.contribution_of(ME))
+            event: Event = Lost(peer=asked[0].peer, reason="gone")
+        else:
+            event, now = Tick(), machine.wake_at(state) or now
+        state, actions = machine.step(state, event, now)
+    assert state.attempt <= 1
+    assert len(reports) > 100
+    assert len(set(reports)) == 1, "two reports for one attempt would convict it"
+    state, actions = machine.step(state, Sighted(peer=OTHERS[0], attempt=3), now)
+    assert state.attempt == 3
 
 
 def test_attempt_number_that_leaves_no_room_for_later_ones_is_ignored() -> None:

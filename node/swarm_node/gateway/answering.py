@@ -11,7 +11,6 @@ generations into one stream of tokens.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
@@ -34,9 +33,10 @@ from swarm_node.gateway.api_errors import from_exception
 from swarm_node.gateway.choice import Choice, Delta
 from swarm_node.gateway.metrics import Metrics, RequestTimes, Trace, TraceStore
 from swarm_node.gateway.request_schema import SamplingRequest
-from swarm_node.gateway.responses import ResponseBuilder, as_json, json_response, usage_of
+from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, as_json, json_response, usage_of
+from swarm_node.gateway.responses_events import ResponsesBuilder
 from swarm_node.gateway.served_models import Models
-from swarm_node.http.event_stream import DONE, EventStream, event, wait_disconnected
+from swarm_node.http.event_stream import EventStream, event, wait_disconnected
 from swarm_node.http.http_error import HttpError
 from swarm_node.http.rate_limit import RateLimiter
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
@@ -50,6 +50,7 @@ T = TypeVar("T")
 
 IndexedToken = tuple[int, Token]
 """The index of a choice, and one of its tokens."""
+ResponseBuilder = CompletionBuilder | ChatBuilder | ResponsesBuilder
 
 
 @dataclass(slots=True, kw_only=True)
@@ -79,15 +80,14 @@ class GenerationResponse(Response):
         try:
             async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S), begun as running:
                 if self._batch.request.stream:
-                    await self._send_chunks(running, events)
+                    await self._send_events(running, events)
                     return
                 response = json_response(await self._collect(running))
         except Exception as error:
             failure = from_exception(error, scope["path"], self._batch.request.field_names)
             failure.note(scope)
             if events.started:
-                await events.send(event(json.dumps(failure.body, ensure_ascii=False)))
-                await events.end()
+                await events.end(_encoded(self._builder.failed(failure)))
                 return
             response = failure.response()
         response.headers.update(dict.fromkeys(ID_HEADERS, trace_id))
@@ -100,18 +100,22 @@ class GenerationResponse(Response):
         finished = [choice.finished(parts) for choice, parts in zip(running.choices, deltas, strict=True)]
         return self._builder.whole(finished, running.usage())
 
-    async def _send_chunks(self, running: RunningRequest, events: EventStream) -> None:
+    async def _send_events(self, running: RunningRequest, events: EventStream) -> None:
         async for index, token in running.tokens:
             choice = running.choices[index]
-            chunks: list[BaseModel | None] = [self._builder.first_chunk(index)] if choice.num_tokens == 0 else []
-            chunks += [self._builder.chunk(index, delta) for delta in choice.push(token)]
+            objects = self._builder.first(index) if choice.num_tokens == 0 else []
+            for delta in choice.push(token):
+                objects += self._builder.next(index, delta)
             if token.finish_reason:
-                chunks.append(self._builder.last_chunk(index, choice.finish_reason))
-            if encoded := [event(as_json(chunk)) for chunk in chunks if chunk]:
-                await events.send(b"".join(encoded))
-        if self._batch.request.include_usage:
-            await events.send(event(as_json(self._builder.usage_chunk(running.usage()))))
-        await events.end(DONE)
+                objects += self._builder.last(index, choice.finish_reason)
+            if objects:
+                await events.send(_encoded(objects))
+        await events.end(_encoded(self._builder.ended(running.usage())) + self._builder.last_event)
+
+
+def _encoded(objects: Sequence[BaseModel]) -> bytes:
+    """Encode each object as an event. One with a type, as those of the Responses API are, has it as its name."""
+    return b"".join(event(as_json(each), getattr(each, "type", "")) for each in objects)
 
 
 async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T | Response:

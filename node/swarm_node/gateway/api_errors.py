@@ -28,28 +28,43 @@ logger = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 100
 """The most characters of a request's path or field name that an error message repeats."""
-TEXT_FIELDS = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/embeddings": "input"}
+TEXT_FIELDS = {
+    "/v1/completions": "prompt",
+    "/v1/chat/completions": "messages",
+    "/v1/responses": "input",
+    "/v1/embeddings": "input",
+}
 """The field of each of these routes that the SDK calls `prompt`."""
 NAMES: Mapping[str, str] = {"template_kwargs": "chat_template_kwargs"}
 OTHER_KINDS = frozenset({"string_type", "list_type", "literal_error", "model_attributes_type"})
 """Errors of values with a wrong type. A field that allows two types has one error for each."""
-TAGS: Mapping[str, str] = {"unknown_role": "role", "union_tag_invalid": "type", "union_tag_not_found": "type"}
+TAGS: Mapping[str, str] = {
+    "unknown_role": "role",
+    "unknown_item": "type",
+    "union_tag_invalid": "type",
+    "union_tag_not_found": "type",
+}
 """Errors of an object that are about the field that names its type."""
+FORMATS = frozenset({"response_format", "format"})
 NO_NAMES: Mapping[str, str] = {}
 NO_HEADERS: Mapping[str, str] = {}
-UNDER_V1 = {"/v1/models", "/v1/responses", *TEXT_FIELDS}
+UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
 ENDPOINTS = tuple(path.removeprefix("/v1") for path in UNDER_V1)
 """Ends of these paths, which a client appends to its base URL."""
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1, directly after the host"
 AZURE = "clients of Azure are not supported: use one of OpenAI, with a base URL that ends with /v1"
 ORIGIN = "a page of another origin may use this gateway only if --allowed-origins names it"
-NO_RESPONSES = "this gateway has no Responses API: set the client to chat completions"
+NOT_STORED = "responses are not stored: keep the answer of POST /v1/responses, and send the whole conversation as input"
 ROUTES = "this gateway serves a part of OpenAI's API, and /openapi.json lists all routes"
 INSTEAD: Mapping[str, str] = {
     "functions": "tools",
     "function_call": "tool_choice",
     "guided_json": "response_format",
     "structured_outputs": "response_format",
+    "background": "stream: true",
+    "conversation": "the whole conversation as input",
+    "previous_response_id": "the whole conversation as input",
+    "prompt": "its text as instructions and input",
 }
 """The fields that do what these older ones, or vLLM's, do elsewhere."""
 PARSING = "There was an error parsing the body"
@@ -143,11 +158,11 @@ def _what(errors: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> tupl
 def _path(loc: Sequence[str | int]) -> list[str]:
     """Return a field's path in the request body.
 
-    Names of types in pydantic's path are left out, such as `list[TextPart]`, and so is the value of `type` after
-    `response_format`.
+    Names of types in pydantic's path are left out, such as `list[TextPart]`, and so is the value of `type` after a
+    field of `FORMATS`.
     """
-    parts = [part for part in map(str, loc) if part != "body" and re.fullmatch(r"[a-z0-9_]+", part)]
-    return [part for before, part in zip(("", *parts), parts, strict=False) if before != "response_format"]
+    parts = [part for part in map(str, loc) if part != "body" and re.fullmatch(r"[a-z0-9_]{1,64}", part)]
+    return [part for before, part in zip(("", *parts), parts, strict=False) if before not in FORMATS]
 
 
 def _as_sent(path: Sequence[str], body: object) -> list[str]:
@@ -193,8 +208,8 @@ def _advice(method: str, path: str, methods: str) -> str:
         return f"send {' or '.join(methods.split(', '))}"
     if "/deployments/" in path:
         return AZURE
-    if path == "/v1/responses":
-        return NO_RESPONSES
+    if path.startswith("/v1/responses/"):
+        return NOT_STORED
     return BASE_URL if path not in UNDER_V1 and path.endswith(ENDPOINTS) else ROUTES
 
 

@@ -25,6 +25,8 @@ from swarm_node.gateway.chat_schema import ChatRequest, chat_prompt
 from swarm_node.gateway.completion_schema import CompletionRequest
 from swarm_node.gateway.metrics import Metrics, RequestCounter, Trace
 from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, ResponseHead, json_response
+from swarm_node.gateway.responses_events import RESPONSE, ResponsesBuilder
+from swarm_node.gateway.responses_schema import ResponsesRequest
 from swarm_node.gateway.served_models import Models
 from swarm_node.gateway.texts import Texts
 from swarm_node.http.http_error import HttpError
@@ -74,6 +76,7 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
         ("/v1/models/{model:path}", gateway.show_model, "GET", responses.MODEL),
         ("/v1/completions", gateway.complete, "POST", responses.COMPLETION),
         ("/v1/chat/completions", gateway.chat, "POST", responses.CHAT),
+        ("/v1/responses", gateway.respond, "POST", RESPONSE),
         ("/v1/embeddings", gateway.texts.embed, "POST", responses.EMBEDDINGS),
         ("/tokenize", gateway.texts.tokenize, "POST", responses.TOKENS),
         ("/detokenize", gateway.texts.detokenize, "POST", responses.TEXT),
@@ -117,7 +120,7 @@ class Gateway:
 
     async def complete(self, body: CompletionRequest) -> Response:
         """Complete one or several prompts, each `n` times. With `echo`, each answer begins with its prompt."""
-        builder = CompletionBuilder(_head("cmpl", body, with_logprobs=body.logprobs is not None))
+        builder = CompletionBuilder(_head("cmpl-", body, with_logprobs=body.logprobs is not None))
         batch = GenerationBatch(
             request=body,
             prompts=[Prompt(prompt=prompt) for prompt in body.prompt],
@@ -129,16 +132,14 @@ class Gateway:
 
     async def chat(self, body: ChatRequest) -> Response:
         """Generate `n` answers to a conversation."""
-        builder = ChatBuilder(_head("chatcmpl", body, with_logprobs=body.logprobs))
-        tools = body.offered_tools()
-        batch = GenerationBatch(
-            request=body,
-            prompts=[chat_prompt(body.messages, tools, body.chat_template_kwargs)],
-            max_tokens=body.num_new_tokens,
-            num_logprobs=body.num_logprobs,
-            tools=[tool.function.name for tool in tools],
-        )
-        return GenerationResponse(self._answerer, builder, batch)
+        builder = ChatBuilder(_head("chatcmpl-", body, with_logprobs=body.logprobs))
+        return GenerationResponse(self._answerer, builder, _chat_batch(body))
+
+    async def respond(self, body: ResponsesRequest) -> Response:
+        """Generate an answer to a conversation, in the form of the Responses API. Nothing is stored."""
+        chat = body.chat
+        builder = ResponsesBuilder(_head("resp_", chat, with_logprobs=chat.logprobs), body.echoed())
+        return GenerationResponse(self._answerer, builder, _chat_batch(chat))
 
     async def show_trace(self, trace_id: str) -> Trace:
         """Return which servers work or worked on the request with this id. A response has the id in its `x-swarm-trace`
@@ -149,9 +150,20 @@ class Gateway:
         return {"id": trace_id, **trace}
 
 
-def _head(kind: str, request: CompletionRequest | ChatRequest, *, with_logprobs: bool) -> ResponseHead:
+def _chat_batch(request: ChatRequest) -> GenerationBatch:
+    tools = request.offered_tools()
+    return GenerationBatch(
+        request=request,
+        prompts=[chat_prompt(request.messages, tools, request.template_values)],
+        max_tokens=request.num_new_tokens,
+        num_logprobs=request.num_logprobs,
+        tools=[tool.function.name for tool in tools],
+    )
+
+
+def _head(prefix: str, request: CompletionRequest | ChatRequest, *, with_logprobs: bool) -> ResponseHead:
     return ResponseHead(
-        id=f"{kind}-{secrets.token_hex(12)}",
+        id=f"{prefix}{secrets.token_hex(12)}",
         model=request.model,
         created=int(time.time()),
         with_usage=request.include_usage,

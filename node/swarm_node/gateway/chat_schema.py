@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+from openai.types.shared import ReasoningEffort
 from pydantic import AfterValidator, Discriminator, Field, GetJsonSchemaHandler, Tag, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -213,6 +214,7 @@ class Tool(StrictBody):
 
 Tools = Annotated[list[Tool], Field(max_length=http_limits.MAX_TOOLS, fail_fast=True), OrDefault([])]
 TemplateKwargs = Annotated[JsonObject, Field(max_length=http_limits.MAX_TEMPLATE_KWARGS), OrDefault({})]
+Verbosity = Literal["low", "medium", "high"] | None
 
 
 def chat_prompt(messages: Sequence[ChatMessage], tools: Sequence[Tool], template_kwargs: JsonObject) -> Prompt:
@@ -238,6 +240,13 @@ class NamedTool(StrictBody):
     function: NamedFunction
 
 
+class Prediction(StrictBody):
+    """A guess of the answer, which OpenAI's API takes to be faster. It changes no answer, and has no effect."""
+
+    type: Literal["content"]
+    content: Content
+
+
 class ChatRequest(SamplingRequest):
     """The body of a request to `/v1/chat/completions`."""
 
@@ -255,9 +264,6 @@ class ChatRequest(SamplingRequest):
         "include_reasoning": (True,),
         "mm_processor_kwargs": (),
         "modalities": (["text"],),
-        "prediction": (),
-        "reasoning_effort": (),
-        "verbosity": (),
         "web_search_options": (),
     }
 
@@ -269,6 +275,9 @@ class ChatRequest(SamplingRequest):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: Annotated[bool, OrDefault(True)] = True
     chat_template_kwargs: TemplateKwargs = Field(default_factory=dict)
+    reasoning_effort: ReasoningEffort = None
+    verbosity: Verbosity = None
+    prediction: Prediction | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
@@ -279,7 +288,7 @@ class ChatRequest(SamplingRequest):
         if isinstance(self.tool_choice, NamedTool) and not self._callable():
             raise unfit("tool_choice", f"there is no tool {self.tool_choice.function.name} in tools")
         if self._must_call and self.answer_schema() is not None:
-            raise unfit("tool_choice", "an answer that must call a tool cannot have a response_format")
+            raise unfit("tool_choice", "an answer that must call a tool cannot have a JSON format as well")
         return self
 
     @property
@@ -298,6 +307,12 @@ class ChatRequest(SamplingRequest):
     @property
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
+
+    @property
+    def template_values(self) -> JsonObject:
+        """Return the values for the model's chat template. It may ignore those that OpenAI's API has for any model."""
+        wishes = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        return {**{name: wish for name, wish in wishes.items() if wish}, **self.chat_template_kwargs}
 
     @property
     def _must_call(self) -> bool:

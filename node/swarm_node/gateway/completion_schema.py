@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 
@@ -14,9 +14,17 @@ from swarm_node.gateway.request_schema import (
     SamplingRequest,
     Text,
     TokenIds,
-    one_prompt_or_many,
+    check_one_or_many,
     unfit,
 )
+
+
+def one_prompt_or_many(value: Any) -> Any:
+    """Return a list of one for a single prompt (text or token ids), which OpenAI's API accepts without a list."""
+    check_one_or_many(value)
+    is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int | float))
+    return [value] if is_one else value
+
 
 ManyPrompts = Annotated[list[Text | TokenIds], Field(min_length=1, max_length=http_limits.MAX_CHOICES, fail_fast=True)]
 Prompts = Annotated[

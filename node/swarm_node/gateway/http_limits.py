@@ -25,6 +25,8 @@ MAX_MODEL_NAME_CHARS = 256
 # A conversation of a day; each message costs template work.
 MAX_CHAT_MESSAGES = 1024
 MAX_MESSAGE_PARTS = 64
+# As many messages of the assistant, each with a call, its result and thoughts.
+MAX_RESPONSES_ITEMS = 4 * MAX_CHAT_MESSAGES
 # Tools of a request, as OpenAI limits them. The model's prompt includes each.
 MAX_TOOLS = 128
 MAX_TOOL_CALLS = 128
@@ -35,6 +37,8 @@ MAX_CHOICES = 16
 # As in OpenAI's interface.
 MAX_COMPLETION_LOGPROBS = 5
 MAX_CHAT_LOGPROBS = 20
+# As in OpenAI's interface.
+MAX_METADATA = 16
 # The name of a caller, a cache or a schema.
 MAX_LABEL_CHARS = 1024
 # Inputs of one embedding request, as OpenAI limits them: clients send up to so many at once by default.

@@ -1,7 +1,9 @@
-"""Defines the fields of requests, each bounded. Those of one endpoint are in `completion_schema` and `chat_schema`.
+"""Defines the fields of requests, each bounded. Those of one endpoint are in `completion_schema`, `chat_schema` and
+`responses_schema`.
 
-Each field is honoured or refused by name, unknown ones included: silently ignoring a field would answer a different
-request. A known but unsupported field may have a value that changes nothing, because clients send such values.
+Each field that can change an answer is honoured or refused by name, unknown ones included: silently ignoring it would
+answer a different request. A known but unsupported field may have a value that changes nothing, because clients send
+such values. Labels and notes, and wishes about storage and caches, change no answer: they are accepted.
 """
 
 from __future__ import annotations
@@ -147,16 +149,20 @@ def _vocabulary_index(text: str) -> str:
 Bias = Annotated[float, Field(ge=-limits.MAX_BIAS, le=limits.MAX_BIAS, allow_inf_nan=False)]
 
 
-def _few_biases(value: Any) -> Any:
-    """Refuse too many biases before each of them is checked."""
-    if isinstance(value, dict) and len(value) > limits.MAX_BIASES:
-        raise PydanticCustomError("too_many", "must have at most {most} items", {"most": limits.MAX_BIASES})
-    return value
+def _at_most(most: int) -> BeforeValidator:
+    """Return what refuses an object of too many items before each of them is checked."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > most:
+            raise PydanticCustomError("too_many", "must have at most {most} items", {"most": most})
+        return value
+
+    return BeforeValidator(check)
 
 
 Biases = Annotated[
     dict[Annotated[str, AfterValidator(_vocabulary_index)], Bias],
-    BeforeValidator(_few_biases),
+    _at_most(limits.MAX_BIASES),
     WithJsonSchema(
         {
             "type": "object",
@@ -170,6 +176,12 @@ Biases = Annotated[
     ),
 ]
 Label = Annotated[str, Field(max_length=http_limits.MAX_LABEL_CHARS)]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=http_limits.MAX_METADATA),
+    _at_most(http_limits.MAX_METADATA),
+]
+"""Notes of a client about its request, bounded as in OpenAI's API."""
 
 
 def _with_readable_names(value: Any) -> Any:
@@ -194,10 +206,11 @@ def one_or_many(value: Any) -> Any:
 
 
 class StreamOptions(StrictBody):
-    """OpenAI's options of a streamed answer."""
+    """OpenAI's options of a streamed answer. Events are never padded, whatever `include_obfuscation` says."""
 
-    neutral: ClassVar[Neutral] = {"include_obfuscation": (False,), "continuous_usage_stats": (False,)}
+    neutral: ClassVar[Neutral] = {"continuous_usage_stats": (False,)}
 
+    include_obfuscation: bool | None = None
     include_usage: Annotated[bool, OrDefault(False)] = False
 
 
@@ -232,21 +245,12 @@ class FittingText(StrictBody):
 ResponseFormat = Annotated[AnyText | AnyObject | FittingText, Field(discriminator="type")]
 
 
-class SamplingRequest(StrictBody):
-    """The fields that both endpoints share.
-
-    `user`, `safety_identifier` and `prompt_cache_key` name a caller or a cache, and change no answer.
-    """
+class SharedFields(StrictBody):
+    """The fields that all three endpoints share. Those from `metadata` on change no answer; nothing is stored."""
 
     neutral: ClassVar[Neutral] = {
-        # OpenAI's
-        "metadata": ({},),
-        "store": (False,),
-        "service_tier": ("auto", "default"),
-        "prompt_cache_retention": (),
-        # vLLM's and others'
+        "service_tier": ("auto", "default"),  # all others are vLLM's
         "allowed_token_ids": (),
-        "best_of": (1,),
         "bad_words": ([],),
         "cache_salt": (),
         "early_stopping": (False,),
@@ -274,7 +278,6 @@ class SamplingRequest(StrictBody):
     }
 
     model: ModelName
-    max_tokens: MaxTokens | None = None
     temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), OrDefault(1.0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), OrDefault(1.0)] = 1.0
     top_k: Annotated[
@@ -287,7 +290,6 @@ class SamplingRequest(StrictBody):
         float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False), OrDefault(1.0)
     ] = 1.0
     logit_bias: Annotated[Biases, OrDefault({})] = Field(default_factory=dict)
-    n: Annotated[int, Field(ge=1, le=http_limits.MAX_CHOICES), WHOLE, OrDefault(1)] = 1
     seed: Annotated[int, Field(gt=-INT64, lt=INT64), WHOLE] | None = None
     stop: Annotated[Stops, BeforeValidator(one_or_many, json_schema_input_type=Stops | StopText | None)] = Field(
         default_factory=list
@@ -298,12 +300,24 @@ class SamplingRequest(StrictBody):
     )
     min_tokens: Annotated[int, Field(ge=0, le=http_limits.MAX_NEW_TOKENS), WHOLE, OrDefault(0)] = 0
     ignore_eos: Annotated[bool, OrDefault(False)] = False
-    response_format: ResponseFormat | None = None
     stream: Annotated[bool, OrDefault(False)] = False
     stream_options: Annotated[StreamOptions, OrDefault({})] = Field(default_factory=StreamOptions)
+    metadata: Metadata | None = None
+    store: bool | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+
+
+class SamplingRequest(SharedFields):
+    """The fields of chats and completions."""
+
+    neutral: ClassVar[Neutral] = {**SharedFields.neutral, "best_of": (1,)}
+
+    max_tokens: MaxTokens | None = None
+    n: Annotated[int, Field(ge=1, le=http_limits.MAX_CHOICES), WHOLE, OrDefault(1)] = 1
+    response_format: ResponseFormat | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -384,10 +398,3 @@ def _derived(seed: int, index: int) -> int:
         return seed
     digest = hashlib.blake2b(f"choice {seed}/{index}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
-
-
-def one_prompt_or_many(value: Any) -> Any:
-    """Return a list of one for a single prompt (text or token ids), which OpenAI's API accepts without a list."""
-    check_one_or_many(value)
-    is_one = isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int | float))
-    return [value] if is_one else value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi.responses import Response
 from openai.types import Completion, CompletionChoice, CompletionUsage, CreateEmbeddingResponse, Model
@@ -21,7 +21,8 @@ from pydantic import BaseModel, Field
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.choice import Delta, FinishedChoice, FinishReason, ScoredToken, ToolCall, as_text
-from swarm_node.http.http_error import ErrorBody
+from swarm_node.http.event_stream import DONE
+from swarm_node.http.http_error import ErrorBody, HttpError
 
 Json = dict[str, Any]
 
@@ -37,7 +38,7 @@ def usage_of(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> 
 
 
 def as_json(value: BaseModel) -> str:
-    return value.model_dump_json(exclude_unset=True)
+    return value.model_dump_json(exclude_unset=True, by_alias=True)
 
 
 def json_response(value: BaseModel, status: int = 200) -> Response:
@@ -85,25 +86,35 @@ class TextCompletion(Completion):
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionBuilder:
-    """Builds the objects of a completion, whole and in chunks."""
+class ChunkBuilder:
+    """The base of the builders whose streams consist of chunks, each of them one event without a name."""
+
+    last_event: ClassVar[bytes] = DONE
 
     head: ResponseHead
+
+    def failed(self, failure: HttpError) -> list[BaseModel]:
+        return [ErrorBody.model_validate(failure.body)]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionBuilder(ChunkBuilder):
+    """Builds the objects of a completion, whole and in chunks."""
 
     def whole(self, choices: Sequence[FinishedChoice], usage: CompletionUsage) -> TextCompletion:
         return self._object([self._choice(i, one, one.finish_reason) for i, one in enumerate(choices)], usage)
 
-    def first_chunk(self, _index: int) -> None:
-        return None
+    def first(self, _index: int) -> list[BaseModel]:
+        return []
 
-    def chunk(self, index: int, delta: Delta) -> TextCompletion:
-        return self._object([self._choice(index, delta, None)])
+    def next(self, index: int, delta: Delta) -> list[BaseModel]:
+        return [self._object([self._choice(index, delta, None)])]
 
-    def last_chunk(self, index: int, finish_reason: FinishReason) -> TextCompletion:
-        return self._object([self._choice(index, None, finish_reason)])
+    def last(self, index: int, finish_reason: FinishReason) -> list[BaseModel]:
+        return [self._object([self._choice(index, None, finish_reason)])]
 
-    def usage_chunk(self, usage: CompletionUsage) -> TextCompletion:
-        return self._object([], usage)
+    def ended(self, usage: CompletionUsage) -> list[BaseModel]:
+        return [self._object([], usage)] if self.head.with_usage else []
 
     def _object(self, choices: list[Json], usage: CompletionUsage | None = None) -> TextCompletion:
         return TextCompletion.model_validate(self.head.fields("text_completion", choices, usage))
@@ -114,28 +125,27 @@ class CompletionBuilder:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatBuilder:
+class ChatBuilder(ChunkBuilder):
     """Builds the objects of a chat answer, whole and in chunks."""
-
-    head: ResponseHead
 
     def whole(self, choices: Sequence[FinishedChoice], usage: CompletionUsage) -> ChatCompletion:
         made = [self._choice(i, one) for i, one in enumerate(choices)]
         return ChatCompletion.model_validate(self.head.fields("chat.completion", made, usage))
 
-    def first_chunk(self, index: int) -> ChatCompletionChunk:
-        return self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+    def first(self, index: int) -> list[BaseModel]:
+        return [self._chunk(index, {"role": "assistant", "content": "", "refusal": None})]
 
-    def chunk(self, index: int, delta: Delta) -> ChatCompletionChunk:
+    def next(self, index: int, delta: Delta) -> list[BaseModel]:
         call = delta.call
         made = {"tool_calls": [{"index": call.index, **_call(call)}]} if call else {"content": delta.text}
-        return self._chunk(index, made, logprobs=self._logprobs(delta.tokens))
+        return [self._chunk(index, made, logprobs=self._logprobs(delta.tokens))]
 
-    def last_chunk(self, index: int, finish_reason: FinishReason) -> ChatCompletionChunk:
-        return self._chunk(index, {}, finish_reason=finish_reason)
+    def last(self, index: int, finish_reason: FinishReason) -> list[BaseModel]:
+        return [self._chunk(index, {}, finish_reason=finish_reason)]
 
-    def usage_chunk(self, usage: CompletionUsage) -> ChatCompletionChunk:
-        return ChatCompletionChunk.model_validate(self.head.fields("chat.completion.chunk", [], usage))
+    def ended(self, usage: CompletionUsage) -> list[BaseModel]:
+        chunk = self.head.fields("chat.completion.chunk", [], usage)
+        return [ChatCompletionChunk.model_validate(chunk)] if self.head.with_usage else []
 
     def _choice(self, index: int, one: FinishedChoice) -> Json:
         message: Json = {"role": "assistant", "content": one.text, "refusal": None}
@@ -151,19 +161,18 @@ class ChatBuilder:
         return ChatCompletionChunk.model_validate(self.head.fields("chat.completion.chunk", [choice]))
 
     def _logprobs(self, tokens: Sequence[ScoredToken]) -> Json | None:
-        if not self.head.with_logprobs:
-            return None
-        content = [
-            {
-                **_probability(scored.token.data, scored.token.logprob),
-                "top_logprobs": [_probability(other.data, other.logprob) for other in scored.token.top],
-            }
-            for scored in tokens
-        ]
-        return {"content": content, "refusal": None}
+        return {"content": scores(tokens), "refusal": None} if self.head.with_logprobs else None
 
 
-ResponseBuilder = CompletionBuilder | ChatBuilder
+def scores(tokens: Sequence[ScoredToken]) -> list[Json]:
+    """Return the probabilities of a chat's tokens."""
+    return [
+        {
+            **_probability(scored.token.data, scored.token.logprob),
+            "top_logprobs": [_probability(other.data, other.logprob) for other in scored.token.top],
+        }
+        for scored in tokens
+    ]
 
 
 def _call(call: ToolCall) -> Json:
@@ -287,8 +296,9 @@ def _failures(*statuses: int) -> Responses:
     return {**failures, 401: {"model": ErrorBody}}
 
 
-def _streamed(whole: type[BaseModel], chunk: type[BaseModel]) -> Responses:
-    events = {"text/event-stream": {"schema": {"type": "string", "description": f"events of {chunk.__name__}"}}}
+def streamed(whole: type[BaseModel], chunk: str) -> Responses:
+    """Describe a route that answers with `whole` or, with `stream`, with events of the type `chunk`."""
+    events = {"text/event-stream": {"schema": {"type": "string", "description": f"events of {chunk}"}}}
     answered = {"model": whole, "description": "the answer, or with `stream` its events", "content": events}
     return {200: answered, **_failures(404, 503)}
 
@@ -299,8 +309,8 @@ def _plain(model: type[BaseModel], *failures: int) -> Responses:
 
 MODELS = _plain(ModelList)
 MODEL = _plain(ServedModel, 404)
-COMPLETION = _streamed(TextCompletion, TextCompletion)
-CHAT = _streamed(ChatCompletion, ChatCompletionChunk)
+COMPLETION = streamed(TextCompletion, TextCompletion.__name__)
+CHAT = streamed(ChatCompletion, ChatCompletionChunk.__name__)
 EMBEDDINGS = _plain(CreateEmbeddingResponse, 404)
 TOKENS = _plain(TokenList, 404)
 TEXT = _plain(Detokenized, 404)

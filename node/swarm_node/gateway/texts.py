@@ -25,6 +25,7 @@ from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import RATE_LIMITER
 from swarm_node.gateway.answering import AnswerSlots, until_gone
 from swarm_node.gateway.chat_schema import Messages, TemplateKwargs, Tools, chat_prompt
+from swarm_node.gateway.completion_schema import one_prompt_or_many
 from swarm_node.gateway.metrics import Metrics
 from swarm_node.gateway.request_schema import (
     Label,
@@ -35,7 +36,6 @@ from swarm_node.gateway.request_schema import (
     Text,
     TokenId,
     TokenIds,
-    one_prompt_or_many,
 )
 from swarm_node.gateway.responses import Detokenized, TokenList, json_response, usage_of
 from swarm_node.gateway.served_models import Models

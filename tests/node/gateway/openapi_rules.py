@@ -17,10 +17,12 @@ def filter_case(_context: Any, case: Any) -> bool:
 
 
 def _are_consistent(body: dict[str, Any]) -> bool:
-    response_format = body.get("response_format")
+    text = body.get("text")
+    response_format = text.get("format") if isinstance(text, dict) else body.get("response_format")
     is_formed = isinstance(response_format, dict) and response_format.get("type") != "text"
     calls = body.get("tool_choice") not in (None, "none", "auto")
     seed = body.get("seed")
+    items = body.get("input")
     prompts, n = body.get("prompt"), body.get("n")
     return not (
         (body.get("top_logprobs") and not body.get("logprobs"))
@@ -29,5 +31,10 @@ def _are_consistent(body: dict[str, Any]) -> bool:
         or (body.get("tools") and (body.get("stop") or is_formed or body.get("min_tokens") or body.get("ignore_eos")))
         or (is_formed and (body.get("min_tokens") or body.get("ignore_eos")))
         or (body.get("max_tokens") == 0 and not body.get("echo"))
+        or (isinstance(items, list) and len(items) > 1000)  # of a chat's messages there are fewer than of items
+        or (
+            isinstance(items, list)
+            and all(isinstance(item, dict) and item.get("type") == "reasoning" for item in items)
+        )
         or (isinstance(prompts, list) and len(prompts) > 1 and n not in (None, 1))
     )

@@ -12,14 +12,6 @@ from node.gateway.scripted_client import ScriptedClient, converse
 from openai import AsyncAzureOpenAI, AsyncOpenAI
 
 
-def test_request_to_the_responses_api_is_refused_with_the_api_to_use() -> None:
-    async def conversation(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.NotFoundError, match="no Responses API: set the client to chat completions"):
-            await openai.responses.create(model="tiny", input="hi")
-
-    converse(ScriptedClient(), conversation)
-
-
 @pytest.mark.parametrize(
     "path",
     [

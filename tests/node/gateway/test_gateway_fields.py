@@ -17,6 +17,7 @@ from swarm_node.gateway import http_limits
 from swarm_node.gateway.chat_schema import ChatRequest
 from swarm_node.gateway.completion_schema import CompletionRequest
 from swarm_node.gateway.request_schema import StrictBody
+from swarm_node.gateway.responses_schema import ResponsesRequest
 from swarm_node.gateway.texts import DetokenizeRequest, EmbeddingRequest, TokenizeChat
 from swarm_protocol import limits
 
@@ -47,8 +48,7 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
         ("best_of", 3),
         ("skip_special_tokens", False),
         ("logits_processors", ["x"]),
-        ("store", True),
-        ("metadata", {"a": "b"}),
+        ("service_tier", "priority"),
     ],
     "/completions": [("suffix", "x"), ("add_special_tokens", False)],
     "/chat/completions": [
@@ -61,7 +61,6 @@ REFUSED: dict[str, list[tuple[str, Any]]] = {
         ("functions", [{}]),
         ("function_call", "auto"),
         ("modalities", ["audio"]),
-        ("reasoning_effort", "high"),
         ("web_search_options", {}),
     ],
 }
@@ -161,9 +160,11 @@ def test_fields_without_an_effect_on_the_answer_are_accepted(path: str) -> None:
         "user": "someone",
         "safety_identifier": "s",
         "prompt_cache_key": "k",
-        "store": False,
-        "metadata": None,
+        "store": True,
+        "metadata": {"a": "b"},
+        "prompt_cache_retention": "24h",
         "service_tier": "auto",
+        "stream_options": {"include_obfuscation": True},
         "best_of": 1,
         "echo": False,
         "length_penalty": 1,
@@ -281,7 +282,7 @@ def test_one_call_ends_the_answer_without_parallel_tool_calls() -> None:
         ({"tool_choice": {"type": "function", "function": {"name": "rm"}}}, "no tool rm"),
         ({"tool_choice": "always"}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "cannot have a response_format"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "cannot have a JSON format"),
         ({"tool_choice": "required", "min_tokens": 3}, "min_tokens"),
     ],
     ids=str,
@@ -297,6 +298,17 @@ def test_template_kwargs_reach_the_template() -> None:
     [error] = _errors("/chat/completions", [{"chat_template_kwargs": {str(n): 1 for n in range(100)}}])
     assert error["param"] == "chat_template_kwargs"
     assert http_limits.MAX_TEMPLATE_KWARGS < 100
+
+
+def test_effort_and_verbosity_reach_the_template_and_a_prediction_has_no_effect() -> None:
+    path, wishes = "/chat/completions", {"reasoning_effort": "high", "verbosity": "low"}
+    predicted = {"prediction": {"type": "content", "content": "hello"}}
+    assert _asked(path, {**wishes, **predicted}).prompt.template_kwargs == wishes
+    given = {**wishes, "chat_template_kwargs": {"reasoning_effort": 7}}
+    assert _asked(path, given).prompt.template_kwargs == {"reasoning_effort": 7, "verbosity": "low"}
+    wrong = [{"reasoning_effort": "huge"}, {"verbosity": 1}, {"prediction": {"type": "text", "content": "x"}}]
+    params = [error["param"] for error in _errors(path, wrong)]
+    assert params == ["reasoning_effort", "verbosity", "prediction.type"]
 
 
 @pytest.mark.parametrize(
@@ -427,6 +439,7 @@ def test_number_as_text_is_no_number() -> None:
 MANY = 20_000
 CHAT = {"model": "tiny", "messages": HELLO}
 COMPLETION = {"model": "tiny", "prompt": "hi"}
+RESPONSE = {"model": "tiny", "input": "hi"}
 UNREADABLE = {f"\ud800{number}": 1 for number in range(MANY)}
 
 
@@ -444,6 +457,11 @@ UNREADABLE = {f"\ud800{number}": 1 for number in range(MANY)}
         (ChatRequest, {**CHAT, "messages": [{"role": "assistant", "tool_calls": [{}] * 128}] * 1024}),
         (ChatRequest, {**CHAT, "tools": [{}] * MANY}),
         (ChatRequest, {**CHAT, "tools": [{"type": "function", "function": {"name": "f", "parameters": UNREADABLE}}]}),
+        (ResponsesRequest, {**RESPONSE, "input": [{}] * MANY}),
+        (ResponsesRequest, {**RESPONSE, "input": [{"role": "user", "content": [{}] * 64}] * 1024}),
+        (ResponsesRequest, {**RESPONSE, "tools": [{}] * MANY}),
+        (ResponsesRequest, {**RESPONSE, "include": [1] * MANY}),
+        (ResponsesRequest, {**RESPONSE, "metadata": {f"note {number}": 1 for number in range(MANY)}}),
         (EmbeddingRequest, {"model": "tiny", "input": [[-1] * MANY] * 64}),
         (TokenizeChat, {**CHAT, "messages": [{}] * MANY}),
         (TokenizeChat, {**CHAT, "tools": [{}] * MANY}),

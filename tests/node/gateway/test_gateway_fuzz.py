@@ -31,6 +31,7 @@ FIELDS = [
     ),
     *("max_completion_tokens", "temperature", "top_p", "top_k", "stream_options", "tools", "tool_choice", "echo"),
     *("suffix", "logit_bias", "presence_penalty", "response_format", "parallel_tool_calls", "functions", "user"),
+    *("input", "instructions", "text", "include", "reasoning", "max_output_tokens", "metadata", "store"),
 ]
 NESTED = [
     "role",
@@ -43,9 +44,13 @@ NESTED = [
     "name",
     "arguments",
     "id",
+    "call_id",
+    "output",
+    "format",
     "\ud800",
 ]
 WORDS = ["tiny", "user", "assistant", "tool", "system", "text", "function", "none", "auto", "{}", "\ud800", "\0", ""]
+WORDS += ["message", "function_call", "function_call_output", "reasoning", "input_text", "json_object"]
 
 scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.sampled_from(WORDS))
 values = st.recursive(
@@ -53,12 +58,19 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NESTED), inner, max_size=5),
     max_leaves=12,
 )
-likely: dict[str, Any] = {
-    "model": st.just("tiny"),
-    "prompt": st.just("hi") | st.just([1, 2]),
-    "messages": st.just([{"role": "user", "content": "hi"}]),
+items = st.lists(st.dictionaries(st.sampled_from(NESTED), scalars | st.just([{"type": "input_text", "text": "x"}])))
+texts: dict[str, dict[str, Any]] = {
+    "completions": {"prompt": st.just("hi") | st.just([1, 2])},
+    "chat/completions": {"messages": st.just([{"role": "user", "content": "hi"}])},
+    "responses": {"input": st.just("hi") | items},
 }
-bodies = st.fixed_dictionaries(likely, optional={field: values for field in FIELDS if field not in likely})
+bodies = {
+    path: st.fixed_dictionaries(
+        {"model": st.just("tiny"), **text},
+        optional={field: values for field in FIELDS if field not in {"model", "prompt", "messages", "input"}},
+    )
+    for path, text in texts.items()
+}
 wild = st.dictionaries(st.sampled_from(FIELDS), values, max_size=8) | values
 
 
@@ -88,8 +100,9 @@ def _check(response: httpx.Response) -> None:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from(["completions", "chat/completions"]), bodies | wild)
-def test_any_json_is_answered_or_refused(post: Post, path: str, body: Any) -> None:
+@given(st.sampled_from(list(bodies)).flatmap(lambda path: st.tuples(st.just(path), bodies[path] | wild)))
+def test_any_json_is_answered_or_refused(post: Post, sent: tuple[str, Any]) -> None:
+    path, body = sent
     _check(post(path, json.dumps(body).encode(), "application/json"))
 
 

@@ -114,6 +114,7 @@ def test_openapi_describes_every_route_with_openais_types() -> None:
             "/v1/models/{model}",
             "/v1/completions",
             "/v1/chat/completions",
+            "/v1/responses",
             "/v1/embeddings",
             "/tokenize",
             "/detokenize",

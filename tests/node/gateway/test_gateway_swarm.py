@@ -435,6 +435,18 @@ def test_template_renders_tools_calls_and_results_into_the_prompt(checkpoint: Pa
             )
             assert answer.usage is not None
             assert answer.usage.prompt_tokens == len(expected)
+            response = await swarm.openai.responses.create(
+                model="small",
+                input=[
+                    {"role": "developer", "content": "be brief"},
+                    {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+                    {"type": "function_call_output", "call_id": "c1", "output": "2"},
+                ],
+                tools=[{"type": "function", "name": "f", "parameters": None, "strict": None}],
+                max_output_tokens=1,
+            )
+            assert response.usage is not None
+            assert (response.usage.input_tokens, response.status) == (len(expected), "incomplete")
 
     asyncio.run(main())
 

@@ -635,6 +635,19 @@ def test_chat_template_gets_only_the_names_that_it_uses(llama_dir: Path) -> None
     asyncio.run(scenario())
 
 
+def test_chat_template_may_use_what_openais_clients_send_for_any_model(llama_dir: Path) -> None:
+    template = b"{% if reasoning_effort %}{{ reasoning_effort }} {% endif %}{{ messages[0].content }}"
+    kit = kit_of({**open_model(llama_dir).small_files(), "chat_template.jinja": template})
+    plain_kit = kit_of(open_model(llama_dir).small_files())
+    messages, wishes = [{"role": "user", "content": "hi"}], {"reasoning_effort": "low", "verbosity": "high"}
+
+    async def scenario() -> None:
+        assert await kit.encode_chat(messages, (), wishes) == await kit.encode("low hi")
+        assert await plain_kit.encode_chat(messages, (), wishes) == await plain_kit.encode_chat(messages)
+
+    asyncio.run(scenario())
+
+
 def test_malformed_chat_template_is_refused_with_one_line(llama_dir: Path) -> None:
     kit = kit_of({**open_model(llama_dir).small_files(), "chat_template.jinja": b"{% if %}"})
     with pytest.raises(ConfigError, match="cannot be used") as caught:

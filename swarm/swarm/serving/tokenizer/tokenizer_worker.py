@@ -56,6 +56,8 @@ Message = Mapping[str, Any]
 
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 """Names of transformers' own parameters, which cannot be template variables."""
+_WISHES = frozenset({"reasoning_effort", "verbosity"})
+"""Values that OpenAI's clients send for any model. A template need not use them."""
 
 _FALLBACK = [
     {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
@@ -167,6 +169,7 @@ class LoadedTokenizer:
         end.
 
         Raises ConfigError if the template refuses these messages, or does not use tools or a name in `template_kwargs`.
+        Only names in `_WISHES` it may leave unused.
         """
         try:
             names = self._template_names(tools)
@@ -179,7 +182,8 @@ class LoadedTokenizer:
                 field="prompt",
             ) from error
         for name in template_kwargs:
-            if name not in names or (name in _RESERVED and name != "add_generation_prompt"):
+            is_used = name in names or name in _WISHES
+            if not is_used or (name in _RESERVED and name != "add_generation_prompt"):
                 message = f"the chat template of {self.model} does not use {name}"
                 raise ConfigError(message, remedy="leave it out", field="template_kwargs")
         if tools and "tools" not in names:

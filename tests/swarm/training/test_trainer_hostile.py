@@ -620,6 +620,45 @@ class TwoVotesNetwork:
         return await self._real.call(peer_id, method, request, **bounds)
 
 
+@pytest.mark.parametrize("change", [{"sequence": 1}, {"state_digest": bytes(32)}], ids=min)
+def test_commit_vote_that_names_another_state_or_order_is_in_no_certificate(change: dict[str, object]) -> None:
+    """Its signature does not hold for the group's vote: all members would have ended with an invalid certificate of
+    their own."""
+
+    class Stray(RunMember):
+        async def _open_context(self) -> RunContext:
+            context = await super()._open_context()
+            return replace(context, network=StrayVotesNetwork(context, change, sent))  # type: ignore[arg-type]
+
+    sent: list[str] = []
+
+    async def main() -> None:
+        members, _ = await run_with_liar(Stray)
+        assert sent
+        assert_equal_steps(members, NUM_STEPS)
+
+    virtual_time.run(main())
+
+
+class StrayVotesNetwork:
+    """Change each commit vote of its owner, signature included."""
+
+    def __init__(self, context: RunContext, change: dict[str, object], sent: list[str]) -> None:
+        self._real = context.network
+        self._context = context
+        self._change = change
+        self._sent = sent
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._real, name)
+
+    async def call(self, peer_id: str, method: str, request: bytes, **bounds: float) -> bytes:
+        if method == self._context.methods.vote and (vote := Vote.from_bytes(request)).kind == "commit":
+            request = self._context.signatures.sign_vote(replace(vote, **self._change)).to_bytes()  # type: ignore[arg-type]
+            self._sent.append(peer_id)
+        return await self._real.call(peer_id, method, request, **bounds)
+
+
 class LyingNetwork:
     """Add to each report of its owner a lock for which only the owner has voted."""
 

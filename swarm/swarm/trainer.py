@@ -58,7 +58,7 @@ from swarm.training.trainer_events import (
     TrainingEvent,
 )
 
-__all__ = ["MemberOptions", "Step", "Trainer", "module_run"]
+__all__ = ["LocalData", "LocalOptions", "MemberOptions", "Step", "Trainer", "module_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,13 +94,13 @@ class MemberOptions:
     network_id: str = ""
     invite: str | NetworkInvitation | None = None
     invitations: tuple[str | RunInvitation, ...] = ()
-    identity: Path | None = None
+    identity: str | Path | None = None
     listen: tuple[str, ...] | None = None
     announce: tuple[str, ...] = ()
     relay: Literal["none", "use", "auto"] = "auto"
     local: LocalOptions = ONE_CPU
     data: LocalData = DEFAULT_DATA
-    start: Path | None = None
+    start: str | Path | None = None
     collate: Callable[[list[Any]], Any] = default_collate
 
 
@@ -268,7 +268,7 @@ class Trainer:
         Raises SwarmError, or what the author's code raises.
         """
         with temporary_folder("trainer") as folder:
-            key = self._options.identity or folder / "identity.key"
+            key = Path(self._options.identity or folder / "identity.key")
             identity = Identity.load_or_create(key)
             self.run.check_names(identity.peer_id)
             check_given(self._run_invitations, identity.peer_id, self.run.run_id, network_id=self._network_id)
@@ -308,7 +308,8 @@ class Trainer:
         config = self.run.config
         if self._inner is None:
             stop = self._leaving.is_set
-            source = CheckpointSource(place=self._options.start, cache=shared_cache().parent / "models")
+            place = None if self._options.start is None else Path(self._options.start)
+            source = CheckpointSource(place=place, cache=shared_cache().parent / "models")
             data = replace(self._options.data, stop=stop)
             return prepare(config, self._options.local, data, bringing(config, source, stop))
         warm_up()

@@ -177,7 +177,7 @@ def test_trainer_of_a_run_that_starts_from_a_checkpoint_begins_with_its_weights(
     )
     digest = pin_of(run, CheckpointSource(place=base, cache=tmp_path)).digest
     write_run(tmp_path / "run.toml", replace(run, start=replace(run.start, digest=digest)), Identity.generate())
-    with Trainer(tmp_path / "run.toml", peers=[], options=replace(OPTIONS, start=base)) as trainer:
+    with Trainer(tmp_path / "run.toml", peers=[], options=replace(OPTIONS, start=str(base))) as trainer:
         assert [step.outer_step for step in trainer] == [1]
         found = dict(trainer.module.named_parameters())
     for name, parameter in AutoModelForCausalLM.from_pretrained(base).named_parameters():
@@ -228,7 +228,7 @@ def test_leaving_before_anyone_else_is_there_takes_no_time_and_keeps_the_first_w
 
 def test_second_process_with_the_same_identity_and_run_is_refused(run_path: Path, tmp_path: Path) -> None:
     """Both would sign for one member, and be banned for what they say."""
-    trainer = own_trainer(run_path, (), make_module(), MemberOptions(identity=tmp_path / "my.key"))
+    trainer = own_trainer(run_path, (), make_module(), MemberOptions(identity=str(tmp_path / "my.key")))
     with (
         PromiseFile(tmp_path / "my.key.votes" / trainer.run.run_id).locked(),
         pytest.raises(ConfigError, match="another process trains this run"),

@@ -45,6 +45,11 @@ class LocalData:
     on_progress: OnProgress = lambda _: None
     stop: Callable[[], bool] = lambda: False
 
+    def __post_init__(self) -> None:
+        for name in ("path", "tokenizer", "cache"):
+            if isinstance(place := getattr(self, name), str):
+                object.__setattr__(self, name, Path(place))
+
     @property
     def cache_folder(self) -> Path:
         """The folder of token files: the given one, or `shared_cache`. Raises ConfigError."""

@@ -127,7 +127,8 @@ def test_load_takes_each_file_of_python_source_as_a_document_with_a_tokenizer(
 ) -> None:
     monkeypatch.setattr(source, "standard_library", lambda: corpus_folder)
     config = DataConfig(tokenizer="local", window_tokens=16)
-    corpus = load_corpus(config, seed=3, local=LocalData(tokenizer=tokenizer_dir, cache=corpus_folder.parent / "cache"))
+    local = LocalData(tokenizer=str(tokenizer_dir), cache=corpus_folder.parent / "cache")  # type: ignore[arg-type] # no Path
+    corpus = load_corpus(config, seed=3, local=local)
     train, validation = both(corpus_folder)
     assert train.count(256) + validation.count(256) == 40
     assert corpus.num_samples == (len(train) - 1) // 16

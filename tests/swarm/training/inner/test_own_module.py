@@ -102,6 +102,27 @@ def test_train_uses_the_leased_samples_and_the_authors_optimizer() -> None:
     assert inner.train(range(7), 5, lambda: True).num_steps == 0
 
 
+def test_loss_can_accumulate_gradients_and_the_optimizer_can_step_its_own_schedule() -> None:
+    def in_halves(module: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        first, last = (squared(module, half) / 2 for half in zip(*(each.chunk(2) for each in batch), strict=True))
+        first.backward()  # type: ignore[no-untyped-call]
+        return last + first.detach()
+
+    def scheduled(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizer = sgd(parameters)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+        optimizer.register_step_post_hook(lambda *_: schedule.step())
+        made.append(optimizer)
+        return optimizer
+
+    made: list[torch.optim.Optimizer] = []
+    inners = [ModuleInner(run_of(), replace(own(loss=loss), optimizer=scheduled)) for loss in (squared, in_halves)]
+    losses = [inner.train(range(8), 2).mean_loss for inner in inners]
+    assert losses[0] == pytest.approx(losses[1])
+    torch.testing.assert_close(inners[0].flat(), inners[1].flat())
+    assert made[0].param_groups[0]["lr"] == 0.1 / 4
+
+
 def test_train_leaves_no_gradient_and_flat_is_a_copy() -> None:
     module = make_module()
     inner = ModuleInner(run_of(), own(module))

@@ -54,7 +54,7 @@ REFRESH_S = limits.RECORD_LIFETIME_S / 6
 AWAKE_S = 2.0
 """Seconds between two checks whether the machine was suspended."""
 COUNTDOWN_S = 5.0
-JOIN_S = 3.0  # time for a starting node to join before its status is told without an address; under control.DEADLINE_S
+JOIN_S = 3.0  # time to join, or to find no peer, before a starting node tells its status; under control.DEADLINE_S
 CLOSE_S = 10.0  # seconds to announce the leaving and close sockets
 EXIT_UNCLEAN = 1
 MAX_OPEN_FILES = 2**16
@@ -168,14 +168,14 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
     identity = Identity.load(home.identity)
     node: Node | None = None
     not_joined = ""
-    joined = asyncio.Event()
+    has_tried = asyncio.Event()  # whether the node has joined, or knows why not
     now_s = asyncio.get_running_loop().time
     since_s = now_s()
 
     async def status(_request: StatusRequest) -> StatusReply:
         with suppress(TimeoutError):  # scripts ask a node that they have just started for its address
             async with asyncio.timeout(JOIN_S):
-                await joined.wait()
+                await has_tried.wait()
         if node is None:
             return starting_status(config, identity.peer_id, now_s() - since_s, not_joined)
         return await node.status()
@@ -183,6 +183,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
     def nobody_answers(reason: str) -> None:
         nonlocal not_joined
         not_joined = reason
+        has_tried.set()
 
     async with control.serving(home.socket, status, partial(_leave, shutdown)):
         steps = StartupSteps(emitter, NUM_STEPS + role.num_steps)
@@ -212,7 +213,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
                 peer_paths=network.traffic.peer_paths,
                 relay_counts=network.active_relay_counts,
             )
-            joined.set()
+            has_tried.set()
             await _work(node, network, role, month)
 
 

@@ -86,6 +86,7 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_light: Start
 
 
 HURRY = partial(exec, "from swarm_node import network_join as tried; tried.MIN_PAUSE_S = tried.MAX_PAUSE_S = 0.2")
+NEVER = partial(exec, "from swarm_node import daemon; daemon.JOIN_S = 1e6")
 
 
 def test_new_node_that_starts_before_its_seed_says_so_once_and_joins_when_the_seed_comes(
@@ -105,6 +106,14 @@ def test_new_node_that_starts_before_its_seed_says_so_once_and_joins_when_the_se
     start_light("seed", "--network-id", "orphans", "--listen", place, home="seed").wait_for("ready")
     node.wait_for("ready")
     assert [event["message"] for event in node.events if event["event"] == "warning"] == [warning["message"]]
+
+
+def test_node_that_waits_for_its_seed_tells_its_status_at_once(start_light: StartNode, run_here: RunHere) -> None:
+    seed = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{UNKNOWN}"
+    node = start_light(*JOIN, "--peers", seed, home="node", begin=NEVER)
+    node.wait_for("warning")
+    [status] = run_here("status", "--home", node.home).events
+    assert status["state"] == "starting"
 
 
 @pytest.mark.parametrize("way", ["drain", "stop", "SIGTERM"])

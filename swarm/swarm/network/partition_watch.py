@@ -22,6 +22,7 @@ from swarm_protocol.errors import PeerError, PeerRefused, PeerUnreachable
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.reconnection import accepts_connections
 from swarm.network.multiaddr import PeerAddr
 from swarm.network.network_entry import connect
 from swarm.newest_items import NewestItems
@@ -151,6 +152,8 @@ class PartitionWatch:
         return [seed for seed in self._given.addrs if seed.peer_id not in self._met]
 
     async def _reach_seed(self, seed: PeerAddr) -> bool:
+        if not await accepts_connections(seed.addr):
+            return False
         try:
             await connect(self._host, seed.peer_id, [seed.addr], self._network_id)
         except PeerRefused as error:  # such as one of another network, which did not run when this node started

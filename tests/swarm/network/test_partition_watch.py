@@ -28,6 +28,18 @@ NODE, SEED, LOST = (Identity(bytes([number]) * 32).peer_id for number in (1, 2, 
 SEED_ADDR, LOST_ADDR = "/ip4/192.0.2.7/tcp/4001", "/ip4/192.0.2.8/tcp/4001"
 
 
+@pytest.fixture(autouse=True)
+def in_reach(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The addresses that accept TCP connections."""
+    addrs = {SEED_ADDR}
+
+    async def accepts_connections(addr: str) -> bool:
+        return addr in addrs
+
+    monkeypatch.setattr(partition_watch, "accepts_connections", accepts_connections)
+    return addrs
+
+
 class Control:
     """A daemon's control socket, which this process cannot open while it has too many open files."""
 
@@ -194,6 +206,32 @@ def test_seed_that_closes_the_connection_again_and_again_is_dialled_more_and_mor
             lost_at = asyncio.get_running_loop().time()
             await asyncio.sleep(100.0)
             assert dialled_at[-1] - lost_at <= CHECK_S + 0.1, "a seed that stays is watched closely again"
+
+    virtual_time.run(main())
+
+
+def test_seed_is_dialled_only_while_its_machine_accepts_connections(
+    monkeypatch: pytest.MonkeyPatch, in_reach: set[str]
+) -> None:
+    control, dialled_at = Control(), list[float]()
+
+    async def connect(_host: object, _peer_id: str, _addrs: Sequence[str], _network_id: str) -> None:
+        dialled_at.append(asyncio.get_running_loop().time())
+        control.connections = {SEED: (SEED_ADDR,)}
+
+    monkeypatch.setattr(partition_watch, "connect", connect)
+
+    async def main() -> None:
+        async with watching(control):
+            await asyncio.sleep(2 * CHECK_S)
+            in_reach.clear()
+            control.connections = {}
+            await asyncio.sleep(3600.0)
+            assert not dialled_at, "go-libp2p would leave the address alone for minutes after so many failures"
+            in_reach.add(SEED_ADDR)
+            back_at = asyncio.get_running_loop().time()
+            await asyncio.sleep(2 * MAX_PAUSE_S)
+            assert dialled_at[0] - back_at <= MAX_PAUSE_S + 0.1
 
     virtual_time.run(main())
 

@@ -21,6 +21,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Iterable
+from typing import Literal
 from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerUnreachable
@@ -51,6 +52,9 @@ YIELD_S = 0.4
 
 KNOCK_S = 0.4
 """Time for a machine to refuse a TCP connection."""
+
+ACCEPT_S = 3.0
+"""Time for a machine to accept a TCP connection: twice across the world, and a lost SYN."""
 
 _NO_RESERVATION = "NO_RESERVATION"
 _REFUSED = ("connection refused", _NO_RESERVATION)
@@ -231,14 +235,26 @@ def _is_recent(times: dict[str, float], peer_id: str) -> bool:
 async def _refuses(endpoint: tuple[str, int] | None) -> bool:
     """Return whether an endpoint refuses TCP connections. False for None, which is an address with a relay or a
     name."""
-    if endpoint is None:
-        return False
+    return endpoint is not None and await _knock(endpoint, KNOCK_S) == "refused"
+
+
+async def accepts_connections(addr: str) -> bool:
+    """Return whether a program accepts TCP connections at an address. True for an address with a relay or a name.
+
+    To be asked before the daemon dials a peer that may be away for long. After each dial that fails go-libp2p leaves
+    the address alone for longer, up to five minutes, and so would notice late that the peer is back.
+    """
+    endpoint = tcp_endpoint(addr) if ip_of(addr) else None
+    return endpoint is None or await _knock(endpoint, ACCEPT_S) == "accepted"
+
+
+async def _knock(endpoint: tuple[str, int], within_s: float) -> Literal["accepted", "refused", "silent"]:
     try:
-        async with asyncio.timeout(KNOCK_S):
+        async with asyncio.timeout(within_s):
             _, writer = await asyncio.open_connection(*endpoint)
     except ConnectionRefusedError:
-        return True
+        return "refused"
     except (OSError, TimeoutError):
-        return False
+        return "silent"
     writer.transport.abort()
-    return False
+    return "accepted"

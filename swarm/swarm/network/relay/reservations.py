@@ -30,6 +30,7 @@ from swarm.network.ip_kinds import kind_of, provider_network_of
 from swarm.network.libp2p.daemon_control import read_delimited
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.host import Host, RawStream
+from swarm.network.libp2p.reconnection import accepts_connections
 from swarm.network.multiaddr import PeerAddr, ip_of, is_loopback, is_private, is_relayed
 from swarm.network.rate import write
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, check_hop_accepted, reserve_request
@@ -230,7 +231,7 @@ class Reservations:
         peer_id = relay.peer_id
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                await self._leave_circuits(peer_id)
+                await self._prepare(relay)
                 reader, writer = await self._host.open_stream(peer_id, HOP, addrs=relay.addrs)
                 try:
                     write(writer, reserve_request())
@@ -248,10 +249,16 @@ class Reservations:
             raise PeerUnreachable("the connection to the peer broke", peer_id=peer_id) from None
         return reader, writer
 
-    async def _leave_circuits(self, peer_id: str) -> None:
-        """Close the connections to a relay if all lead through other relays: the relay gives no reservation over them,
-        and the daemon makes no direct connection beside them. Wait until no small call with the relay is under way."""
+    async def _prepare(self, relay: RelayCandidate) -> None:
+        """Raises PeerUnreachable if a relay that the operator named is neither connected nor there.
+
+        Close the connections to it if all lead through other relays: the relay gives no reservation over them, and the
+        daemon makes no direct connection beside them. Wait until no small call with the relay is under way.
+        """
+        peer_id = relay.peer_id
         addrs = (await self._host.connected_peers()).get(peer_id, ())
+        if relay.is_given and not addrs and not any(await asyncio.gather(*map(accepts_connections, relay.addrs))):
+            raise PeerUnreachable("no program answers at its addresses", peer_id=peer_id)
         if addrs and all(map(is_relayed, addrs)):
             while self._host.num_calls(peer_id):  # noqa: ASYNC110 - calls end in many places
                 await asyncio.sleep(CALL_POLL_S)

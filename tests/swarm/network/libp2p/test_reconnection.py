@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
-from swarm.network.libp2p.reconnection import GRACE_S, MAX_PAUSE_S, Reconnector
+from swarm.network.libp2p.reconnection import GRACE_S, MAX_PAUSE_S, Reconnector, accepts_connections
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity
@@ -22,6 +22,20 @@ def test_peer_is_not_judged_gone_when_its_name_cannot_be_looked_up() -> None:
     name = f"/dns4/{64 * 'a'}.example/tcp/1"
     host = cast(Host, SimpleNamespace(known_addrs=lambda _peer_id: (name,)))
     assert not asyncio.run(Reconnector(host)._refuses(PEER))
+
+
+def test_address_accepts_connections_while_a_program_listens_there() -> None:
+    async def main() -> None:
+        server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+        addr = f"/ip4/127.0.0.1/tcp/{server.sockets[0].getsockname()[1]}"
+        assert await accepts_connections(addr)
+        server.close()
+        await server.wait_closed()
+        assert not await accepts_connections(addr)
+        for unknown in (f"{addr}/p2p/{PEER}/p2p-circuit", "/dns4/seed.example/tcp/1"):
+            assert await accepts_connections(unknown), "only a dial can tell"
+
+    asyncio.run(main())
 
 
 class Peer:

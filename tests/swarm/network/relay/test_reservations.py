@@ -47,8 +47,8 @@ class FakeWriter:
 class Relays:
     """Scripted relays.
 
-    By its state, a relay accepts, refuses ("full"), is away ("gone"), never answers ("silent"), or accepts and is
-    connected through another relay ("relayed").
+    By its state, a relay accepts, refuses ("full"), is away ("gone"), is away and not connected ("off"), never answers
+    ("silent"), or accepts and is connected through another relay ("relayed").
     """
 
     def __init__(self, **kinds: str) -> None:
@@ -62,6 +62,7 @@ class Relays:
         return {
             peer_id: relayed if kind == "relayed" else ("/ip4/44.1.0.1/tcp/4001",)
             for peer_id, kind in self.kinds.items()
+            if kind != "off"
         }
 
     def num_calls(self, _peer_id: str) -> int:
@@ -250,6 +251,24 @@ def test_given_relay_is_used_again_when_it_is_back() -> None:
             assert reservations.held == frozenset()
             relays.kinds["a1"] = "ok"
             await asyncio.sleep(2 * (1.0 + MIN_PAUSE_S))
+            assert reservations.held == {"a1"}
+
+    run(case)
+
+
+def test_given_relay_is_not_dialled_while_its_machine_accepts_no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def accepts_connections(_addr: str) -> bool:
+        return False
+
+    monkeypatch.setattr(reservations_module, "accepts_connections", accepts_connections)
+
+    async def case() -> None:
+        relays = Relays(a1="off")
+        async with kept(relays, given=["a1"]) as reservations:
+            await asyncio.sleep(3600.0)
+            assert not relays.num_asked["a1"], "go-libp2p would leave the address alone for minutes after so many"
+            relays.kinds["a1"] = "ok"  # it has dialled this node
+            await asyncio.sleep(MAX_PAUSE_S + LOOK_S)
             assert reservations.held == {"a1"}
 
     run(case)

@@ -49,7 +49,11 @@ reachable again within that time."""
 
 MIN_KNOWN_PAUSE_S = 5.0
 MAX_KNOWN_PAUSE_S = 60.0
-"""The same pause for other candidates: there may be hundreds, and most of them do not relay."""
+"""The same pause for other candidates: there may be hundreds, and most of them do not relay.
+
+A pause begins at its minimum again after a reservation that lasted for longer than the longest one: this node tells its
+peers of each change, so a relay must not gain and lose it without end.
+"""
 
 REMEMBERED_S = 120.0
 MAX_REMEMBERED = 1024
@@ -213,8 +217,11 @@ class Reservations:
             logger.log(level, "%s gives this node no reservation: %s", relay.peer_id, error)
             self._pause(relay)
         else:
-            self._pauses.pop(relay.peer_id, None)
+            now_s = asyncio.get_running_loop().time
+            held_at_s = now_s()
             await self._hold(relay, reader, writer)
+            if now_s() - held_at_s > MAX_KNOWN_PAUSE_S:
+                self._pauses.pop(relay.peer_id, None)
             self._pause(relay)
         finally:
             self._asked.pop(relay.peer_id, None)

@@ -256,6 +256,23 @@ def test_given_relay_is_used_again_when_it_is_back() -> None:
     run(case)
 
 
+def test_relays_that_leave_as_soon_as_they_are_held_are_asked_ever_more_rarely() -> None:
+    async def case() -> None:
+        relays = Relays(a1="ok", b1="ok")
+        async with kept(relays, given=("a1",), known=("b1",)) as reservations:
+            until = asyncio.get_running_loop().time() + 600.0
+            while asyncio.get_running_loop().time() < until:
+                for each in reservations.held:
+                    relays._streams[each].abort()
+                await asyncio.sleep(0.1)
+            assert relays.num_asked["a1"] <= 600 / MAX_PAUSE_S + 10
+            assert relays.num_asked["b1"] <= 600 / MAX_KNOWN_PAUSE_S + 10
+            await asyncio.sleep(600.0)
+            assert reservations.held == {"a1", "b1"}
+
+    run(case)
+
+
 def test_given_relay_is_not_dialled_while_its_machine_accepts_no_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     async def accepts_connections(_addr: str) -> bool:
         return False

@@ -1,9 +1,10 @@
 """Decides when a session leaves a server that answers, but has become much slower than others promise to be.
 
 The client times each stage itself: from the report of the stage before until the stage's own. So the time covers the
-link, the queue, and a process that hardly runs. `StragglerWatch` names the slowest stage once it has been slow for some
-seconds. Then the session looks for other servers, and `Straggler.is_worth_leaving` compares. If it is, the session
-moves as from a server that leaves: the keys and values are handed over while the old server goes on.
+link, the queue, and a process that hardly runs. `StragglerWatch` names the slowest stage once the answer has been slow
+for some seconds on average: near the limit, the times of single tokens lie on both sides of it. Then the session looks
+for other servers, and `Straggler.is_worth_leaving` compares. If it is, the session moves as from a server that leaves:
+the keys and values are handed over while the old server goes on.
 
 Sessions must not all rush to one server, nor swing between two. So the other servers' announced load counts, each
 session waits for a time of its own, and each search doubles the pause until its next one.
@@ -35,7 +36,7 @@ MOVE_S = 2.0
 as it must be done if the keys and values cannot be handed over."""
 
 WAIT_S = 4.0
-"""Minimum seconds for which a stage must be slow. Sessions draw up to three times as many, so that they see in the
+"""Minimum seconds for which an answer must be slow. Sessions draw up to three times as many, so that they see in the
 records of servers which sessions have moved before them."""
 
 LOOK_S = 0.5
@@ -70,14 +71,14 @@ class Straggler:
 
 
 class StragglerWatch:
-    """Watches the stages of one session. A stage must be slow for `wait_s`."""
+    """Watches the stages of one session. Its answer must be slow for `wait_s`."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
         self._pause_s = PAUSE_S
         self._look_at_s = 0.0
-        self._suspect: Stage | None = None
-        self._since_s = 0.0
+        self._since_s = math.inf  # when the wait began, with this number of positions
+        self._length = 0
 
     def find(self, stages: Sequence[Stage], num_tokens: int, now_s: float) -> Straggler | None:
         """Return the stage to compare with other servers, if it is time. The `stages` are all of the model, in order;
@@ -85,25 +86,21 @@ class StragglerWatch:
         if now_s < self._look_at_s:
             return None
         self._look_at_s = now_s + LOOK_S
+        recent_ms, length = sum(stage.recent_ms() for stage in stages), stages[-1].num_run
+        if math.isinf(recent_ms) or (now_s - self._since_s) * 1000 < MIN_TOKEN_MS * (length - self._length):
+            self._since_s, self._length = now_s, length
+        if not MIN_TOKEN_MS <= recent_ms < math.inf or now_s - self._since_s < self._wait_s:
+            return None
         found = _slowest(stages, num_tokens)
-        if found is None or found.stage is not self._suspect:
-            self._suspect, self._since_s = found.stage if found is not None else None, now_s
-            return None
-        if now_s - self._since_s < self._wait_s:
-            return None
-        self._look_at_s = now_s + self._pause_s
-        self._pause_s *= 2
-        self._suspect = None
+        if found is not None:
+            self._look_at_s, self._since_s = now_s + self._pause_s, math.inf
+            self._pause_s *= 2
         return found
 
 
 def _slowest(stages: Sequence[Stage], num_tokens: int) -> Straggler | None:
-    """Return the slowest stage on a server, or None if the answer is fast enough, no stage takes long, or the time of a
-    stage is not known yet."""
-    times_ms = [stage.recent_ms() for stage in stages]
-    if not MIN_TOKEN_MS <= sum(times_ms) < math.inf:
-        return None
-    timed = [(ms, index) for index, ms in enumerate(times_ms) if _is_judged(stages, index)]
+    """Return the slowest stage on a server, or None if no stage takes long."""
+    timed = [(stage.recent_ms(), index) for index, stage in enumerate(stages) if _is_judged(stages, index)]
     token_ms, slowest = max(timed, default=(0.0, 0))
     if token_ms < MIN_SAVED_MS:
         return None

@@ -122,12 +122,14 @@ class PeerShares:
         held: Collection[Held],
         *,
         now_s: float,
+        num_more: int = 0,
         retry_after_s: float = RETRY_AFTER_S,
     ) -> PeerRefused:
-        """Return the refusal for a client for which there is no room now, and call `wait`."""
+        """Return the refusal for a client for which there is no room now, and call `wait`. It wants `num_pages`, and
+        `num_more` sequences beside those `held`."""
         self.wait(client, held, now_s=now_s)
         pages = f"{num_pages} more page{'' if num_pages == 1 else 's'}"
-        are_all_open = len(held) >= self.max_sequences
+        are_all_open = len(held) + num_more > self.max_sequences
         why = f"all {self.max_sequences} sessions are open" if are_all_open else f"its cache has no room for {pages}"
         return PeerRefused(
             f"the server is full: {why}",

@@ -28,7 +28,7 @@ class Server:
     def open(self, client: str, num_pages: int = 1) -> None:
         self.shares.check(client, num_pages, self.held, now_s=self.now_s)
         if len(self.held) >= 8 or num_pages + sum(sequence.num_pages for sequence in self.held) > ROOM:
-            raise self.shares.refused(client, num_pages, self.held, now_s=self.now_s)
+            raise self.shares.refused(client, num_pages, self.held, now_s=self.now_s, num_more=1)
         self.held.append(Sequence(client, num_pages))
 
     def refuses(self, client: str, num_pages: int = 1) -> None:

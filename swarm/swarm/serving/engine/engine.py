@@ -195,7 +195,9 @@ class Engine:
         if page_table is None and self._evict(client, num_pages, now_s):
             page_table, retry_after_s = self._reserve(num_pages, names), PASS_S
         if page_table is None:
-            raise self._shares.refused(client, num_pages, self._sequences, now_s=now_s, retry_after_s=retry_after_s)
+            raise self._shares.refused(
+                client, num_pages, self._sequences, now_s=now_s, num_more=1, retry_after_s=retry_after_s
+            )
         return page_table
 
     def extend(self, sequence: EngineSequence, num_pages: int) -> None:
@@ -208,9 +210,9 @@ class Engine:
         self._shares.check_size(num_pages)
         self._shares.check_growth(client, num_more, self._sequences, now_s=now_s)
         if not self.pages.extend(sequence.page_table, num_pages):
-            self._evict(client, num_more, now_s)
+            retry_after_s = PASS_S if self._evict(client, num_more, now_s) else RETRY_AFTER_S
             if not self.pages.extend(sequence.page_table, num_pages):
-                raise self._shares.refused(client, num_more, self._sequences, now_s=now_s)
+                raise self._shares.refused(client, num_more, self._sequences, now_s=now_s, retry_after_s=retry_after_s)
 
     def _reserve(self, num_pages: int, names: PageNames) -> PageTable | None:
         if len(self._sequences) >= self._shares.max_sequences:

@@ -179,6 +179,25 @@ def test_client_for_which_a_running_sequence_was_ended_may_ask_again_when_the_pa
     with_engine(work, compute_s=PASS_S / 2)
 
 
+def test_sequence_that_cannot_grow_names_the_cache_and_is_asked_again_when_the_pass_has_ended() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        held = [open_pages(engine, "a", 13), open_pages(engine, "a", 13)]
+        grown = engine.open(client="b", start=0, end=4, max_tokens=14 * PAGE_TOKENS, grow_to=20 * PAGE_TOKENS)
+        await grown.step(ids(*[1] * 14 * PAGE_TOKENS), Want.NOTHING)
+        for age_s, retry_after_s in ((0, RETRY_AFTER_S), (60, PASS_S)):
+            await compute(held, age_s)
+            steps = [asyncio.create_task(sequence.step(ids(1), Want.NOTHING)) for sequence in held]
+            await asyncio.sleep(PASS_S / 10)
+            with pytest.raises(PeerRefused, match="its cache has no room for 1 more page: ") as refused:
+                await grown.step(ids(1), Want.NOTHING)
+            assert refused.value.retry_after_s == retry_after_s
+            await asyncio.gather(*steps, return_exceptions=True)
+        for sequence in (*held, grown):
+            sequence.close()
+
+    with_engine(work, compute_s=PASS_S / 2, max_sessions=3)
+
+
 def test_engine_ends_no_second_sequence_while_the_pages_of_the_first_are_in_a_pass() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         held = [open_pages(engine, "a", 13) for _ in range(3)]

@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import AsyncMock
 
 import pytest
 from support.free_ports import free_port
@@ -148,6 +149,7 @@ def test_group_asks_again_when_it_reached_its_seed_before_that_served_anything(
         await wait_until_all_see(group, {node.peer_id for node in group}, 40)
         too_early.update(node.peer_id for node in group)
         monkeypatch.setattr(partition_watch, "connect", connect)
+        monkeypatch.setattr(partition_watch, "accepts_connections", AsyncMock(return_value=True))
         await seed.close()
 
         async def all_miss_it() -> bool:

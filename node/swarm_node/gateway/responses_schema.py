@@ -104,6 +104,8 @@ class Message(Item):
 class FunctionCall(Item):
     """A call that the model made earlier. Calls and the text before them are one message of a chat."""
 
+    neutral: ClassVar[Neutral] = {"async": (False,), "caller": (), "namespace": ()}
+
     type: Literal["function_call"]
     call_id: Name
     name: FunctionName

@@ -85,7 +85,7 @@ async def _post(openai: AsyncOpenAI, body: dict[str, Any], path: str = "response
                 "input": [
                     HELLO,
                     _said("Let me see."),
-                    {**CALLED, "id": "fc_1", "status": "completed"},
+                    {**CALLED, "id": "fc_1", "status": "completed", "caller": None, "namespace": None, "async": None},
                     {**CALLED, "call_id": "c2"},
                     _said(" Wait."),
                     {"type": "function_call_output", "call_id": "c1", "output": "rain"},

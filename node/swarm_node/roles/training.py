@@ -99,21 +99,20 @@ class RunTraining:
         Raises SwarmError if the run cannot be trained here, and PreparationStopped if the node leaves before its data
         is ready.
         """
-        trainer = self._trainer = await self._make_trainer()
-        try:
-            self._node.activity.waits = self._with_waiting
-            name, me = self._node.config.name, self._node.network.peer_id
-            with (
-                self._node.metrics.reading(lambda: read_trainer(trainer, self._links.named, me)),
-                recorded(self._node.emitter, self._node.config.tensorboard, self._run.run_id, name),
-            ):
-                yield
-        finally:
-            self._node.activity.training = None
+        config = self._node.config
+        with recorded(self._node.emitter, config.tensorboard, self._run.run_id, config.name):
+            trainer = self._trainer = await self._make_trainer()
             try:
-                await self._saving.finish()
+                self._node.activity.waits = self._with_waiting
+                me = self._node.network.peer_id
+                with self._node.metrics.reading(lambda: read_trainer(trainer, self._links.named, me)):
+                    yield
             finally:
-                await trainer.close()
+                self._node.activity.training = None
+                try:
+                    await self._saving.finish()
+                finally:
+                    await trainer.close()
 
     async def _make_trainer(self) -> RunMember:
         """Return the member, made from the newest checkpoint or from the run's start. The member then owns the

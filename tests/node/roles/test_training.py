@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import sys
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
@@ -129,6 +130,21 @@ def test_status_names_the_members_that_a_trainer_waits_for_from_its_beginning(mo
     asyncio.run(main())
 
 
+def test_curves_that_cannot_be_written_are_told_before_the_data_is_prepared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        training = training_of(Emitted())
+        training._node.config = cast(Any, SimpleNamespace(name="attic", tensorboard=tmp_path))
+        monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+        monkeypatch.setattr(training, "_make_trainer", lambda: pytest.fail("the data was prepared"))
+        with pytest.raises(ConfigError, match="tensorboard library"):
+            async with training.taking_part():
+                pass
+
+    asyncio.run(main())
+
+
 RUN = SignedRun(config=RunConfig(name="x", outer_steps=9), peer_id="author", issued_at=1, signature=b"")
 DIGEST = "ab" * 32
 RESUMED = RunResumed(step=4, digest=DIGEST, roster=("a", "b"), sequence=7)
@@ -137,7 +153,7 @@ RESUMED = RunResumed(step=4, digest=DIGEST, roster=("a", "b"), sequence=7)
 def make_training(folder: Path, out: io.StringIO, saved: list[PendingCheckpoint]) -> RunTraining:
     node = SimpleNamespace(
         home=Home(folder),
-        config=SimpleNamespace(invitation=(), keep_checkpoints=2, keep_every=0, tensorboard=None),
+        config=SimpleNamespace(name="attic", invitation=(), keep_checkpoints=2, keep_every=0, tensorboard=None),
         metrics=Registry(),
         emitter=Emitter(json=True, out=out, err=io.StringIO()),
         steps=SimpleNamespace(done=lambda *_: None),

@@ -269,8 +269,8 @@ def _no_chain(
         cause, remedy = "their servers just failed", "try again in a moment"
     else:
         cause, remedy = (
-            f"no server has room for {context.max_tokens} tokens",
-            "try again later, or with fewer tokens",
+            f"no server has room for {context.max_tokens} tokens or for one more session",
+            "try again later, with fewer tokens, or with fewer requests at once",
         )
     return NoChain(f"blocks {format_spans(missing)} are not available: {cause}", remedy=remedy, missing=missing)
 

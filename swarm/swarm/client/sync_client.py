@@ -7,7 +7,7 @@ import asyncio
 import atexit
 import contextlib
 import threading
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
 from types import TracebackType
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Client(TextClient[Iterator[Token]]):
+class Client(TextClient[Generator[Token, None, None]]):
     """A client for code without an event loop, which wraps `AsyncClient`. It is a context manager, and may be used from
     several threads."""
 
@@ -120,7 +120,7 @@ class Client(TextClient[Iterator[Token]]):
         """Return whether the model has a chat template. Raises as `generate`."""
         return self._wait(self._connected.has_chat_template(model))
 
-    def answer(self, request: GenerationRequest) -> Iterator[Token]:
+    def answer(self, request: GenerationRequest) -> Generator[Token, None, None]:
         """Answer a request as `generate` does. Closing or dropping the iterator frees the chain."""
         generation = self._connected.answer(request)
         self._generations.add(generation)
@@ -166,7 +166,7 @@ class Client(TextClient[Iterator[Token]]):
         wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)
         return attach(x, self._wait(self._connected.run_forward(x.detach(), model, wanted)), self._wait)
 
-    def _iterate(self, generation: Generation) -> Iterator[Token]:
+    def _iterate(self, generation: Generation) -> Generator[Token, None, None]:
         tokens = aiter(generation)
         advancing: asyncio.Task[Any] | None = None
 

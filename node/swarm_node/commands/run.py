@@ -92,7 +92,15 @@ def sign(flags: Flags) -> int:
     _print_run(emitter, path, InspectedRun(config=run.config, run=run))
     if before not in ("", run.run_id):
         emitter.say(f"the run's id was {before} until now: nodes that joined that run continue with it")
-    emitter.say(f"{path} is signed; to train it: swarm-node join --run {shlex.quote(str(path))} --peers ADDR")
+    brought = {
+        " --data PATH": run.config.data.source == "files",
+        " --tokenizer PATH": run.config.data.tokenizer == "local",
+        " --start DIR": run.config.start.checkpoint == "local",
+    }
+    command = f"swarm-node join --run {shlex.quote(str(path))} --peers ADDR"
+    emitter.say(
+        f"{path} is signed; to train it: {command}{''.join(each for each, needed in brought.items() if needed)}"
+    )
     return 0
 
 

@@ -121,7 +121,7 @@ def test_sign_unpinned_removes_an_earlier_pin(author: Identity, capsys: pytest.C
     assert cli.run(["run", "sign", "--unpinned"]) == 0
     assert load_checked_run(Path("run.toml")).config.data.digest == ""
     last = capsys.readouterr().err.splitlines()[-1]
-    assert last == "run.toml is signed; to train it: swarm-node join --run run.toml --peers ADDR"
+    assert last == "run.toml is signed; to train it: swarm-node join --run run.toml --peers ADDR --data PATH"
 
 
 def test_sign_again_with_other_data_pins_that(author: Identity, capsys: pytest.CaptureFixture[str]) -> None:

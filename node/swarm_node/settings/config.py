@@ -212,7 +212,8 @@ class Config(BaseModel):
     micro_batch: int = _setting(0, parsers.whole_number(0, 1 << 16), "N", example="1")
     """Samples per forward and backward pass in training; 0: the whole batch."""
     autocast: bool = _switch()
-    """Train with mixed precision: matrix products in bfloat16, weights in float32."""
+    """Train with mixed precision: matrix products in bfloat16, weights in float32. Slower on a CPU without instructions
+    for bfloat16."""
     checkpoint_activations: bool = _switch()
     """Train with activation checkpointing: less memory, more computation."""
     compile: bool = _switch()

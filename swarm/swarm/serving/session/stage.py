@@ -221,6 +221,11 @@ class Stage:
         return self.early[-1].position if self.early else self.num_run
 
     @property
+    def is_replaying(self) -> bool:
+        """Return whether positions that other servers had run are still run again."""
+        return self.num_run < self.replays_until
+
+    @property
     def is_leaving(self) -> bool:
         return self.replace_from_s < math.inf
 

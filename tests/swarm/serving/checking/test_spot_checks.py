@@ -421,6 +421,29 @@ def test_check_names_nobody_after_a_failover_in_mid_answer(boxes: Any, llama_dir
     run(scenario)
 
 
+def test_server_that_still_runs_rows_again_when_the_answer_ends_is_not_blamed(boxes: Any, llama_dir: Path) -> None:
+    """The last token needs no copy from it, and when its session is closed it stops."""
+    boxed: list[Any] = []
+
+    def kill_first(_who: str) -> None:
+        (box,) = boxed
+        box.internet.crash(answered_by(box, 0))
+
+    last_draw = Fault(who="*", phase="serve/decode", what=kill_first, nth=2 * 15)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, PAIRS, checks=ALL, faults=[last_draw]) as box:
+            boxed.append(box)
+            reports = await checked(box, num_tokens=16)
+            assert len(box.client.trace()["replays"]) == 1
+            assert [(report.start, report.result, report.reason) for report in reports] == [
+                (0, "unchecked", "replayed"),
+                (3, "unchecked", "no inputs"),
+            ]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
 def test_last_server_returns_the_largest_logits_of_the_last_positions(
     boxes: Any, llama_dir: Path, temperature: float

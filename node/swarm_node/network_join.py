@@ -1,15 +1,19 @@
 """Joins the daemon's network as the home's identity, and keeps trying until a peer answers.
 
-A machine may boot before its seed. A seed starts alone instead, since two seeds may wait for each other, and the
-network's `partition_watch` goes on dialling its peers. `network_visit` joins for a command, which tells a failure.
+A machine may boot before its seed. From the second attempt on, the node can be reached while it waits, so two nodes
+that name each other meet. A seed starts alone instead, and the network's `partition_watch` goes on dialling its peers.
+`network_visit` joins for a command, which tells a failure.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.network_entry import NobodyReached
@@ -24,6 +28,10 @@ from swarm_node.storage.home import Home
 
 MIN_PAUSE_S, MAX_PAUSE_S = 5.0, 15.0
 """Bounds of the pause between two attempts. It is random, so that nodes that wait for one seed do not come at once."""
+
+PATIENCE_S = 15.0
+"""Time for which a node waits for its peers within an attempt, each of which looks names up and tries remembered
+peers."""
 
 
 async def join_network(
@@ -45,7 +53,9 @@ async def join_network(
     async with AsyncExitStack() as while_waiting:
         while not shutdown.leaving.is_set():
             try:
-                network = await Libp2pNetwork.create(_options(config, home, role), traffic)
+                options = _options(config, home, role)
+                options = replace(options, patience_s=PATIENCE_S) if told else options
+                network = await _created(options, traffic, shutdown)
             except NobodyReached as error:
                 if not told:
                     await while_waiting.enter_async_context(role.waiting())
@@ -55,12 +65,25 @@ async def join_network(
                     emitter.warning(f"{told}; this node keeps trying", remedy=error.remedy)
                 await shutdown.wait(random.uniform(MIN_PAUSE_S, MAX_PAUSE_S))
             else:
+                if network is None:
+                    break
                 if alone := network.entry.unreached:
                     emitter.warning(f"{alone.message}; this seed starts alone and keeps trying", remedy=alone.remedy)
                 if config.invite is not None:
                     kept_invitation.keep(home, config.invite)
                 return network
     return None
+
+
+async def _created(options: Libp2pOptions, traffic: Traffic, shutdown: Shutdown) -> Libp2pNetwork | None:
+    """Return the network, or None if the node is told to leave first."""
+    creating = asyncio.create_task(Libp2pNetwork.create(options, traffic))
+    leaving = asyncio.create_task(shutdown.leaving.wait())
+    try:
+        await asyncio.wait((creating, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return creating.result() if creating.done() else None
+    finally:
+        await end_tasks(creating, leaving)
 
 
 def _options(config: Config, home: Home, role: NodeRole) -> Libp2pOptions:

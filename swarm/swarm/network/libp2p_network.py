@@ -325,6 +325,7 @@ class Libp2pNetwork(SigningNetwork):
             self._network_id,
             find_nearby=partial(discovery.first, timeout_s=NEARBY_S) if discovery else None,
             may_be_first=self._options.may_be_first,
+            patience_s=self._options.patience_s,
         )
         await self._host.look()  # the addresses of these peers decide which addresses of others are worth a dial
         tasks.create_task(self._watch.run())

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, dial_failure
 from swarm.network.libp2p.greeting import HELLO as HELLO  # noqa: PLC0414 - exported
 from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of, off_by
 from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.reconnection import accepts_connections
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr
 from swarm.network.paths.dialler import DIRECT_S, ip4_first
@@ -50,6 +52,10 @@ STARTING_S = 2.0
 of itself, for up to `identity_check.COPY_CHECK_S`. With a dial, it fits into SEED_TIMEOUT_S."""
 
 GREET_AGAIN_S = 0.25
+
+MIN_LOOK_S, MAX_LOOK_S = 0.5, 5.0
+"""Bounds of the time between two looks whether a peer that is waited for is there. It is random, so that nodes that
+wait for one seed do not come at once."""
 
 LATE_ANSWERS_S = 0.5
 """Time for the other peers to answer once one has. Dead peers must not delay a node that is connected."""
@@ -188,6 +194,7 @@ async def join(
     *,
     find_nearby: FindNearby | None = None,
     may_be_first: bool = False,
+    patience_s: float = 0.0,
 ) -> NetworkEntry:
     """Reach peers of the network, and return through which ones. Given peers are tried first, then remembered peers,
     then peers of the local network.
@@ -195,9 +202,13 @@ async def join(
     Without given and remembered peers and without `find_nearby`, this node starts alone. With `may_be_first` it also
     starts alone if nobody answers, and does not search for local peers. Raises ConfigError if a given peer refuses and
     no other given peer accepts, StartError if only other peers refuse, NobodyReached, and ClockError.
+
+    Before it dials, it waits for up to `patience_s` until the machine of a given peer accepts connections.
     """
     if may_be_first:
         find_nearby = None
+    if given.addrs and patience_s:
+        await _wait_until_one_is_there(given.addrs, patience_s)
     dials = await _dial_until_one_answers(host, given.addrs, remembered, network_id, find_nearby)
     greetings = {target: task.result() for task, target in dials.items() if succeeded(task)}
     failures: Failures = {**given.failures, **_failures(dials)}
@@ -225,6 +236,13 @@ async def join(
         logger.warning("%s: %s", addr, failure)
     _check_clock([greeting.skew_s for greeting in greetings.values()])
     return entry
+
+
+async def _wait_until_one_is_there(addrs: Sequence[PeerAddr], within_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            while not any(await asyncio.gather(*(accepts_connections(each.addr) for each in addrs))):  # noqa: ASYNC110
+                await asyncio.sleep(random.uniform(MIN_LOOK_S, MAX_LOOK_S))
 
 
 async def _connect_given(host: Host, addr: PeerAddr, network_id: str, *, has_ip4: bool) -> Greeting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -86,6 +87,10 @@ def test_node_whose_seeds_are_gone_comes_back_through_members(start_light: Start
 
 
 HURRY = partial(exec, "from swarm_node import network_join as tried; tried.MIN_PAUSE_S = tried.MAX_PAUSE_S = 0.2")
+WAITS = partial(
+    exec,
+    "from swarm_node import network_join as tried; tried.MIN_PAUSE_S = tried.MAX_PAUSE_S = 0.0; tried.PATIENCE_S = 1e6",
+)
 NEVER = partial(exec, "from swarm_node import daemon; daemon.JOIN_S = 1e6")
 
 
@@ -116,9 +121,13 @@ def test_node_that_waits_for_its_seed_tells_its_status_at_once(start_light: Star
     assert status["state"] == "starting"
 
 
+@pytest.mark.parametrize("begin", [None, WAITS], ids=["between two attempts", "within the second"])
 @pytest.mark.parametrize("way", ["drain", "stop", "SIGTERM"])
-def test_node_that_waits_for_its_seed_leaves_when_told(way: str, start_light: StartNode, run_here: RunHere) -> None:
-    node = start_light(*JOIN, "--peers", f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{UNKNOWN}", home="node")
+def test_node_that_waits_for_its_seed_leaves_when_told(
+    way: str, begin: Callable[[], object] | None, start_light: StartNode, run_here: RunHere
+) -> None:
+    seed = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{UNKNOWN}"
+    node = start_light(*JOIN, "--peers", seed, home="node", begin=begin)
     node.wait_for("warning")
     if way == "SIGTERM":
         node.process.send_signal(signal.SIGTERM)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from unittest.mock import AsyncMock
 
@@ -15,9 +16,11 @@ from support.network_worlds import eventually, libp2p_node
 from swarm.network import network_entry, partition_watch
 from swarm.network.libp2p.greeting import Greeting
 from swarm.network.libp2p.host import Host
+from swarm.network.libp2p.reconnection import accepts_connections
 from swarm.network.libp2p_network import (
     Libp2pNetwork,
 )
+from swarm.network.network_entry import NobodyReached
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import child_keys, lookup_key
@@ -115,6 +118,25 @@ def test_two_groups_find_each_other_when_their_seed_is_back(tmp_path: Path, monk
         everyone = [*first, *second, seed]
         await wait_until_all_see(everyone, {node.peer_id for node in [*first, *second]}, 40)
         await close_all(everyone)
+
+    asyncio.run(main())
+
+
+def test_node_that_waits_for_its_peer_can_be_joined_through_by_that_peer(tmp_path: Path) -> None:
+    places = {name: f"/ip4/127.0.0.1/tcp/{free_port()}" for name in "ab"}
+    addrs = {name: f"{place}/p2p/{Identity.load_or_create(tmp_path / name).peer_id}" for name, place in places.items()}
+
+    async def main() -> None:
+        starting = asyncio.create_task(
+            libp2p_node(tmp_path / "a", listen=(places["a"],), peers=(addrs["b"],), patience_s=60.0)
+        )
+        with pytest.raises(NobodyReached):
+            await libp2p_node(tmp_path / "c", peers=(addrs["b"],))
+        await eventually(partial(accepts_connections, places["a"]))
+        async with await libp2p_node(tmp_path / "b", listen=(places["b"],), peers=(addrs["a"],)) as b:
+            assert b.entry.given == (Identity.load(tmp_path / "a").peer_id,)
+            async with await starting as a:
+                assert a.entry.given == (b.peer_id,)
 
     asyncio.run(main())
 

@@ -40,7 +40,8 @@ class Libp2pOptions:
     lets them find this node, if it listens beyond this machine.
 
     `remembered` are nodes met in earlier runs, which are tried if no node of `peers` answers at once. `may_be_first`
-    lets the node start alone if nobody answers, which is an error otherwise; it meets its `peers` once they run.
+    lets the node start alone if nobody answers, which is an error otherwise; it meets its `peers` once they run. The
+    node waits for up to `patience_s` for the machine of one of its `peers` before it dials; others can reach it then.
     `relays` are addresses of nodes that relayed for this node.
 
     `relay`: "serve" lets others be reached through this node, which must be reachable itself; "use" makes this node
@@ -56,6 +57,7 @@ class Libp2pOptions:
     peers: tuple[str, ...] = ()
     remembered: tuple[Contact, ...] = ()
     may_be_first: bool = False
+    patience_s: float = 0.0
     relays: tuple[str, ...] = ()
     listen: tuple[str, ...] = LOOPBACK
     announce: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from openai.types.responses import ResponseIncludable
 from openai.types.shared import ReasoningEffort
 from pydantic import BeforeValidator, Discriminator, Field, PrivateAttr, Tag, ValidationError, model_validator
+from pydantic_core import to_json
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.chat_schema import (
@@ -42,9 +43,9 @@ RENAMED = {"max_completion_tokens": "max_output_tokens", "messages": "input", "r
 """The fields that a chat request has under other names."""
 ECHOED = {
     *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "parallel_tool_calls", "prompt_cache_key"),
-    *("reasoning", "safety_identifier", "temperature", "text", "tool_choice", "tools", "top_logprobs", "top_p", "user"),
+    *("reasoning", "safety_identifier", "temperature", "text", "tool_choice", "top_logprobs", "top_p", "user"),
 }
-"""The fields that an answer repeats."""
+"""The fields that an answer repeats, apart from the tools."""
 
 
 class MessagePart(StrictBody):
@@ -70,7 +71,9 @@ class RefusalPart(StrictBody):
 
 Part = Annotated[
     Annotated[MessagePart, Tag("MessagePart")] | Annotated[RefusalPart, Tag("RefusalPart")],
-    Discriminator(lambda part: "RefusalPart" if isinstance(part, dict) and "refusal" in part else "MessagePart"),
+    Discriminator(
+        lambda part: "RefusalPart" if isinstance(part, dict) and part.get("type") == "refusal" else "MessagePart"
+    ),
 ]
 Content = Text | Annotated[list[Part], Field(max_length=http_limits.MAX_MESSAGE_PARTS, fail_fast=True)]
 
@@ -94,11 +97,10 @@ class Message(Item):
     phase: Label | None = None
 
     def add_to(self, messages: list[JsonObject]) -> None:
-        text = _text(self.content)
-        if self.role == "assistant" and messages and "tool_calls" in messages[-1]:
-            messages[-1]["content"] += text  # the model went on after a call
-        else:
-            messages.append({"role": self.role, "content": text})
+        if self.role != "assistant" or not messages or "tool_calls" not in messages[-1]:
+            messages.append({"role": self.role, "content": []})
+        # a text after a call belongs to the call's message
+        messages[-1]["content"].append({"type": "text", "text": _text(self.content)})
 
 
 class FunctionCall(Item):
@@ -114,7 +116,7 @@ class FunctionCall(Item):
 
     def add_to(self, messages: list[JsonObject]) -> None:
         if not messages or messages[-1]["role"] != "assistant":
-            messages.append({"role": "assistant", "content": ""})
+            messages.append({"role": "assistant", "content": []})
         function = {"name": self.name, "arguments": self.arguments}
         messages[-1].setdefault("tool_calls", []).append({"id": self.call_id, "function": function})
 
@@ -153,7 +155,8 @@ _TAGS = {
 
 def _kind(item: object) -> str | None:
     """Return the tag of the item's class, or None for an unknown type. An item without a type is a message."""
-    return _TAGS.get(str(item.get("type", "message"))) if isinstance(item, dict) else "Message"
+    kind = item.get("type", "message") if isinstance(item, dict) else "message"
+    return _TAGS.get(kind) if isinstance(kind, str) else None
 
 
 def _no_reference(item: object) -> object:
@@ -198,6 +201,11 @@ class SchemaFormat(NamedSchema):
     """A format that is JSON which fits a schema."""
 
     type: Literal["json_schema"]
+
+
+def _untyped(value: FunctionTool | ChosenFunction) -> JsonObject:
+    """Return what a chat request has inside an object of the same type."""
+    return {name: inner for name, inner in value if name != "type"}
 
 
 class TextOptions(StrictBody):
@@ -259,6 +267,15 @@ class ResponsesRequest(SharedFields):
         return self._chat
 
     @model_validator(mode="after")
+    def _can_be_repeated(self) -> ResponsesRequest:
+        for name, value in (("tools", self.tools), ("text.format", self.text)):
+            try:
+                to_json([[value]])  # as deep as in an event
+            except ValueError:
+                raise unfit(name, "it is nested too deeply to be repeated, or not valid Unicode") from None
+        return self
+
+    @model_validator(mode="after")
     def _translate(self) -> ResponsesRequest:
         """Raise what is wrong with the chat request, under this request's names."""
         shared = {name: getattr(self, name) for name in SharedFields.model_fields}
@@ -278,10 +295,8 @@ class ResponsesRequest(SharedFields):
         return {
             "messages": self._messages(),
             "max_completion_tokens": self.max_output_tokens,
-            "tools": [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in self.tools],
-            "tool_choice": choice
-            if isinstance(choice, str)
-            else {"type": "function", "function": {"name": choice.name}},
+            "tools": [{"type": "function", "function": _untyped(tool)} for tool in self.tools],
+            "tool_choice": choice if isinstance(choice, str) else {"type": "function", "function": _untyped(choice)},
             "parallel_tool_calls": self.parallel_tool_calls,
             "response_format": {"type": "json_schema", "json_schema": form} if has_schema else form,
             "logprobs": LOGPROBS in self.include or self.top_logprobs > 0,
@@ -303,7 +318,7 @@ class ResponsesRequest(SharedFields):
 
     def echoed(self) -> JsonObject:
         """Return the fields of the request that the answer repeats."""
-        return self.model_dump(include=ECHOED, by_alias=True)
+        return {**self.model_dump(include=ECHOED, by_alias=True), "tools": [dict(tool) for tool in self.tools]}
 
 
 class TranslatedRequest(ChatRequest):

@@ -439,6 +439,28 @@ def test_what_is_wrong_is_said_in_one_line_that_names_the_field() -> None:
         assert "\n" not in error["message"]
 
 
+def test_what_the_answer_cannot_repeat_is_refused_before_it_is_computed() -> None:
+    client, statuses = ScriptedClient(), []
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for depth in range(240, 260):
+            deep: Any = json.loads("[" * depth + "]" * depth)
+            for field, value in {
+                "tools": {"tools": [{**WEATHER, "parameters": {"enum": deep}}]},
+                "text.format": _format("json_schema", name="x", schema={"enum": deep}),
+            }.items():
+                num_asked = len(client.asked)
+                answer = await _post(openai, {"input": "hi", "stream": True, **value})
+                statuses.append(answer.status_code)
+                assert answer.status_code == 200 or answer.json()["error"]["param"] == field
+                assert (answer.status_code == 200) == (len(client.asked) > num_asked)
+
+    converse(client, conversation)
+    assert set(statuses) == {200, 400}
+    [error] = _refusals([{"tools": [{**WEATHER, "parameters": {"enum": ["\ud800"]}}]}])
+    assert error["param"] == "tools"
+
+
 def test_sizes_are_bounded() -> None:
     most = http_limits.MAX_METADATA
     call = {**CALLED, "arguments": json.dumps([[]] * (http_limits.MAX_HTTP_VALUES // 2))}

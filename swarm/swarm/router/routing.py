@@ -6,6 +6,10 @@ server, between neighbours, and from the last server back. To these come the tim
 or a slow link, and the time of each block, which is higher where other sessions wait and where the cache is nearly
 full. Because blocks are charged and not nodes, a split of 20+20 blocks beats 38+2.
 
+A server first runs the prompt, apart from the pages that its cache still has from an earlier request. So the choice
+also counts the prompt's time, spread over the tokens of a usual answer: a conversation goes on where its cache is,
+unless other servers are so much faster or less busy that running it again there takes less time.
+
 Every block is computed by one of the servers that have it, so Viterbi's algorithm finds the cheapest chain exactly. The
 session decides what to do when a chain breaks. The client provides the round trips of its links and its own load.
 
@@ -41,6 +45,9 @@ leave."""
 
 MIN_BLOCK_MS = 0.01
 """Minimum time of a block. A lower claim of a peer is raised to it."""
+
+ANSWER_TOKENS = 256
+"""Tokens of a usual answer, over which the time of its prompt is spread."""
 
 MAX_CANDIDATES = 16
 """Maximum servers that compete for a block, so that a decision takes milliseconds.
@@ -92,7 +99,8 @@ class RoutingContext:
     server can take; `barred` and `full` peers are not used at all. `salt` decides between chains of equal cost, so that
     clients with different salts spread over them. The wanted blocks may be in the middle of a longer chain, between
     `previous_peer_id` and `next_peer_id`; an empty id stands for the client. `cost_factors` multiply the cost of a
-    server's blocks; they come from the client's own checks, and the default is 1.
+    server's blocks; they come from the client's own checks, and the default is 1. A prompt of `num_prompt_tokens` is
+    run first, without the first `cached_tokens` of a server, which it probably still has.
     """
 
     rtt_ms: Mapping[str, float]
@@ -105,6 +113,8 @@ class RoutingContext:
     previous_peer_id: str = ""
     next_peer_id: str = ""
     cost_factors: Mapping[str, float] = field(default_factory=dict)
+    num_prompt_tokens: int = 0
+    cached_tokens: Mapping[str, int] = field(default_factory=dict)
 
 
 Usable = Sequence[tuple[str, ServeRecord]]
@@ -121,10 +131,15 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context
     covers_PB = _covers(usable, start, end)
     if missing := runs(np.logical_not(covers_PB.any(axis=0)), start):
         raise _no_chain(servers, missing, context)
-    block_P = _block_ms(usable, context)
-    kept_P = shortlist(covers_PB, _by_merit(usable, block_P, covers_PB, context), MAX_CANDIDATES)
-    usable = [usable[p] for p in kept_P]
-    walk, done_ms = cheapest_walk(covers_PB[kept_P], _costs(servers, usable, block_P[kept_P], context))
+    load_P = _load(usable, context)
+    block_P = load_P * [max(record.decode_ms_per_block, MIN_BLOCK_MS) for _, record in usable]
+    prompt_P = load_P * [_prompt_ms(peer_id, record, context) for peer_id, record in usable]
+    kept_P = shortlist(covers_PB, _by_merit(usable, block_P + prompt_P, covers_PB, context), MAX_CANDIDATES)
+    usable, prompt_P = [usable[p] for p in kept_P], prompt_P[kept_P]
+    costs = _costs(servers, usable, block_P[kept_P] + prompt_P, context)
+    walk, done_ms = cheapest_walk(covers_PB[kept_P], costs)
+    # what the chain promises is the time of a token without the prompt's
+    done_ms = (done_ms - prompt_P[walk].cumsum()).tolist()
 
     hops: list[Hop] = []
     for p, blocks in groupby(range(end - start), key=walk.__getitem__):
@@ -180,18 +195,23 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
     return (start_P[:, None] <= block_B) & (block_B < end_P[:, None])
 
 
-def _block_ms(usable: Usable, context: RoutingContext) -> Floats:
-    """Return the milliseconds of a block on each server [P], with the load by other sessions and by this one."""
+def _load(usable: Usable, context: RoutingContext) -> Floats:
+    """Return by how much each server takes longer [P], for the load by other sessions and by this one."""
     load, max_tokens, factors = context.load, context.max_tokens, context.cost_factors
     return np.array(
         [
             factors.get(peer_id, 1.0)
-            * max(record.decode_ms_per_block, MIN_BLOCK_MS)
             * (1 + max(record.queue_depth, load.get(peer_id, 0)) + max_tokens / max(1, record.free_kv_tokens))
             for peer_id, record in usable
         ],
         dtype=np.float64,
     )
+
+
+def _prompt_ms(peer_id: str, record: ServeRecord, context: RoutingContext) -> float:
+    """Return the milliseconds that a block takes for the prompt, for each token of the answer."""
+    num_tokens = context.num_prompt_tokens - context.cached_tokens.get(peer_id, 0)
+    return max(num_tokens, 0) * record.prefill_ms_per_token / ANSWER_TOKENS
 
 
 def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, context: RoutingContext) -> NDArray[np.intp]:

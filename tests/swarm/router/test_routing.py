@@ -76,6 +76,29 @@ def test_chain_prefers_near_servers() -> None:
     assert spans(servers, rtt_ms={"near": 30.0, "far": 31.0})[0][0] == "far"
 
 
+def test_chain_prefers_a_server_that_has_the_prompt_until_it_is_too_busy() -> None:
+    servers = {"a": record(0, 8), "b": record(0, 8), "c": record(0, 8)}
+    known = {"num_prompt_tokens": 1024, "cached_tokens": {"b": 1008}}
+    assert {spans(servers, salt=str(salt), **known)[0][0] for salt in range(8)} == {"b"}
+    # with the prompt, others take 5 ms a token and block, and b takes little over 1 ms for each of its sessions
+    assert spans(servers, load={"b": 3}, **known)[0][0] == "b"
+    assert spans(servers, load={"b": 4}, **known)[0][0] != "b"
+
+
+def test_chain_counts_the_time_of_the_prompt_but_promises_that_of_a_token() -> None:
+    servers = {
+        "prompts": record(0, 4, prefill_ms_per_token=0.1, decode_ms_per_block=1.5),
+        "tokens": record(0, 4, prefill_ms_per_token=10.0),
+        "rest": record(4, 8),
+    }
+    assert spans(servers)[0][0] == "tokens"
+    without = find_chain({name: servers[name] for name in ("prompts", "rest")}, 0, 8, context())
+    chosen = find_chain(servers, 0, 8, context(num_prompt_tokens=512))
+    assert [hop.peer_id for hop in chosen.hops] == ["prompts", "rest"]
+    assert [hop.cost_ms for hop in chosen.hops] == pytest.approx([hop.cost_ms for hop in without.hops])
+    assert chosen.cost_ms == pytest.approx(without.cost_ms)
+
+
 def test_chain_prefers_servers_near_each_other() -> None:
     """Each is equally far from the client; only the servers know which of them are neighbours."""
     a, b, c = PEERS[:3]

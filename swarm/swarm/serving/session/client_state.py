@@ -1,5 +1,5 @@
-"""Holds what all sessions of one client share: options, connections, rows of earlier prompts, and the health of
-servers.
+"""Holds what all sessions of one client share: options, connections, rows of earlier prompts, who has their pages, and
+the health of servers.
 
 `ClientState` has no task of its own; `close` ends those of its parts.
 """
@@ -16,6 +16,7 @@ from swarm_protocol.limits import PAGE_TOKENS
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
+from swarm.newest_items import NewestItems
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
 from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import PeerHealth
@@ -25,6 +26,9 @@ from swarm.serving.session.route_finder import LocalSpans
 MAX_PREFIX_BYTES = 256 * 2**20
 """Maximum bytes of the prefix store: the rows of thousands of tokens at the span boundaries of a large model. A
 session's own buffers may hold as much."""
+
+MAX_HELD_PAGES = 16_384
+"""Maximum pages whose servers are remembered: those of a quarter of a million tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +49,47 @@ class SessionOptions:
     local_spans: LocalSpans | None = None
 
 
+class PageHolders:
+    """Remembers which servers computed the pages of earlier prompts and answers, by page key. They probably still have
+    them, so a conversation goes on fastest there."""
+
+    def __init__(self) -> None:
+        self._peers = NewestItems[bytes, frozenset[str]](MAX_HELD_PAGES)
+
+    def holds(self, peer_id: str, keys: Sequence[bytes]) -> None:
+        """Record that a server has the pages with these keys."""
+        # the first pages are set last, so that they are dropped last: without them the others are of no use
+        for key in reversed(keys):
+            self._peers[key] = self._peers.get(key, frozenset()) | {peer_id}
+
+    def lacks(self, peer_id: str, keys: Sequence[bytes]) -> None:
+        """Record that a server does not have the pages with these keys any more."""
+        for key in keys:
+            if peer_id in self._peers.get(key, ()):
+                self._peers[key] -= {peer_id}
+
+    def cached_tokens(self, keys: Sequence[bytes]) -> dict[str, int]:
+        """Return for each server how many of the first tokens of the pages with these keys it probably has."""
+        found: dict[str, int] = {}
+        holders = self._peers.get(keys[0], frozenset()) if keys else frozenset()
+        for index, key in enumerate(keys):
+            holders &= self._peers.get(key, frozenset())
+            if not holders:
+                break
+            found |= dict.fromkeys(holders, (index + 1) * PAGE_TOKENS)
+        return found
+
+
 class PrefixStore:
     """Keeps the rows of prompts' pages after a session, by page key and block. The page key also depends on the codec.
 
     A server may still hold the keys and values of these pages, but a client survives that server's death only if it has
     their inputs, too. New sessions fill their buffers from here. The least recently used pages are dropped first.
+    `holders` are the servers that had the pages.
     """
 
     def __init__(self, max_bytes: int = MAX_PREFIX_BYTES) -> None:
+        self.holders = PageHolders()
         self.num_bytes = 0
         self._max_bytes = max_bytes
         self._pages: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
@@ -88,7 +88,8 @@ class LocalSpans(Protocol):
 
 
 class RouteFinder:
-    """Finds chains for one session, and gives up `patience_s` after a server was lost.
+    """Finds chains for one session, and gives up `patience_s` after a server was lost. `cached_tokens` returns the
+    number of the session's tokens, and how many of the first ones each server probably has.
 
     The `local_spans` come before and after the servers that are found for the blocks between them.
     """
@@ -101,7 +102,9 @@ class RouteFinder:
         salt: str,
         patience_s: float,
         local_spans: LocalSpans | None,
+        cached_tokens: Callable[[], tuple[int, Mapping[str, int]]],
     ) -> None:
+        self._cached_tokens = cached_tokens
         self._known = known
         self._health = health
         self._salt = salt
@@ -174,6 +177,8 @@ class RouteFinder:
         looked_up = False
         while True:
             context = self._health.routing_context(self._known.servers, max_tokens, self._salt, between=between)
+            num_tokens, cached_tokens = self._cached_tokens()
+            context = replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens)
             if clock() >= insist_until_s:
                 context = replace(context, barred=set(context.avoid) - self._health.unproven)
             try:

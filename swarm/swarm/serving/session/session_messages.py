@@ -41,9 +41,9 @@ of a model's whole context would fill the cache of a server."""
 class SessionMessages:
     """Builds and reads the frames of one session of up to `max_tokens`.
 
-    `prefixes` has rows of earlier sessions; `sampler` is for the last server. `draw` says how the request's first token
-    is drawn. `drawn` are the tokens drawn so far. With a `text_key` servers get only activations: they do not learn how
-    tokens are drawn, and nobody else can compute the page keys from tokens.
+    `prefixes` has rows of earlier sessions, and the servers of their pages; `sampler` is for the last server. `draw`
+    says how the request's first token is drawn. `drawn` are the tokens drawn so far. With a `text_key` servers get only
+    activations: they do not learn how tokens are drawn, and nobody else can compute the page keys from tokens.
     """
 
     def __init__(
@@ -106,6 +106,21 @@ class SessionMessages:
     def forget(self) -> None:
         """Forget the rows that earlier sessions kept for this prefix."""
         self._prefixes.forget(self._keys[1])
+
+    def cached_tokens(self) -> tuple[int, dict[str, int]]:
+        """Return the number of tokens so far, and for each server how many of the first ones it probably has."""
+        first, other = map(self._prefixes.holders.cached_tokens, self._keys)
+        return self._num_tokens, other | first
+
+    def note_pages(self, stage: Stage) -> None:
+        """Record that the server of a stage has the pages of the positions that it ran."""
+        if not stage.is_local:
+            self._prefixes.holders.holds(stage.peer_id, self._keys[stage.start > 0][: stage.num_run // PAGE_TOKENS])
+
+    def note_opened(self, stage: Stage, length: int) -> None:
+        """Record that the server of a new stage has the first `length` positions that it was asked for, and no more."""
+        for keys in self._keys:
+            self._prefixes.holders.lacks(stage.peer_id, keys[length // PAGE_TOKENS :])
 
     def open(self, action: OpenStage) -> OpenSequence:
         stage, taken_over = action.stage, action.taken_over

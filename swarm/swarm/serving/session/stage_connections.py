@@ -43,6 +43,7 @@ class StageConnections:
             salt=messages.session_id,
             patience_s=options.patience_s,
             local_spans=options.local_spans,
+            cached_tokens=messages.cached_tokens,
         )
         self._connections: dict[Stage, ClientConnection] = {}
 
@@ -126,6 +127,7 @@ class StageConnections:
         if connection is None:
             return
         self._client.health.closed(stage.peer_id)
+        self._messages.note_pages(stage)
         connection.send(self._messages.close(stage, commit_to))
         connection.detach(stage.sequence_id)
         if last is not None:

@@ -659,17 +659,49 @@ def test_session_reuses_a_prefix_that_the_servers_and_the_client_still_have() ->
     run(scenario())
 
 
+def test_session_goes_to_the_servers_that_have_its_prefix() -> None:
+    """Without that, each of the three servers would be drawn from two by the session's id."""
+
+    async def scenario() -> None:
+        async with world() as w:
+            used = set()
+            for _ in range(8):
+                trace = Trace(model=MODEL)
+                async with w.session(trace) as session:
+                    await generate(session)
+                    used.add(tuple(stage.peer_id for stage in session._state.stages))
+            assert len(used) == 1
+            assert trace.num_reused_tokens == 32
+
+    run(scenario())
+
+
+def test_session_forgets_that_a_server_had_its_prefix_when_the_server_says_otherwise() -> None:
+    async def scenario() -> None:
+        async with world(THIRDS) as w:
+            async with w.session() as session:
+                await generate(session)
+            async with w.session() as session:
+                session._messages.append_tokens(PROMPT)
+                assert session._messages.cached_tokens() == (40, dict.fromkeys(w.servers, 32))
+            for server in w.servers.values():
+                server.pages.clear()
+            async with w.session() as session:
+                await session.next_token(PROMPT, TokenDraw())
+                assert session._messages.cached_tokens() == (40, {})
+
+    run(scenario())
+
+
 def test_session_replays_a_dead_server_from_the_start_after_a_reused_prefix() -> None:
     async def scenario() -> None:
         async with world() as w:
             async with w.session() as session:
                 await generate(session)
-                used = [stage.peer_id for stage in session._state.stages]
             trace = Trace(model=MODEL)
-            with patch.object(w.membership, "known_rtts_ms", return_value=dict.fromkeys(used, 0.0)):
-                async with w.session(trace) as session:
-                    strike = lambda i: i == 4 and w.internet.crash(w.server_of(session, 1).network.peer_id)  # noqa: E731
-                    assert await generate(session, 10, strike) == EXPECTED
+            async with w.session(trace) as session:
+                strike = lambda i: i == 4 and w.internet.crash(w.server_of(session, 1).network.peer_id)  # noqa: E731
+                assert await generate(session, 10, strike) == EXPECTED
             assert trace.num_reused_tokens == 32
             assert trace.replays[0].num_tokens == 43
 

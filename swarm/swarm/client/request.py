@@ -50,6 +50,12 @@ class Prompt:
                 raise ConfigError(
                     f"{name} are a list of dicts, and not {given!r:.80}", remedy="give them as OpenAI's API has them"
                 )
+        if without := [number for number, message in enumerate(self.messages) if "role" not in message]:
+            raise ConfigError(
+                f"message {without[0]} has no role",
+                remedy='give each as {"role": "user", "content": "…"}',
+                field="messages",
+            )
         if not (isinstance(self.template_kwargs, Mapping) and _are(str, [*self.template_kwargs])):
             raise ConfigError(
                 f"template_kwargs are a dict with names, and not {self.template_kwargs!r:.80}",

@@ -1022,6 +1022,11 @@ def test_request_with_invalid_messages_is_refused(messages: Any) -> None:
         Prompt(prompt="x", tools=messages)
 
 
+def test_message_without_a_role_is_refused() -> None:
+    with pytest.raises(ConfigError, match="message 1 has no role"):
+        Prompt(prompt=None, messages=[{"role": "user", "content": "hi"}, {"rolle": "user", "content": "hi"}])
+
+
 @pytest.mark.parametrize("prompt", ["", "x", [], (1, 2), [np.int64(3)]])
 def test_request_with_text_or_token_ids_is_valid(prompt: Any) -> None:
     assert Prompt(prompt=prompt).prompt is prompt

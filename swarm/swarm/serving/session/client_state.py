@@ -50,23 +50,16 @@ class SessionOptions:
 
 
 class PageHolders:
-    """Remembers which servers computed the pages of earlier prompts and answers, by page key. They probably still have
-    them, so a conversation goes on fastest there."""
+    """Remembers which servers computed the pages of prompts and answers, by page key. They probably still have them, so
+    a conversation goes on fastest there. One that does not computes them again, and then has them."""
 
     def __init__(self) -> None:
         self._peers = NewestItems[bytes, frozenset[str]](MAX_HELD_PAGES)
 
-    def holds(self, peer_id: str, keys: Sequence[bytes]) -> None:
-        """Record that a server has the pages with these keys."""
+    def add(self, peer_id: str, keys: Sequence[bytes]) -> None:
         # the first pages are set last, so that they are dropped last: without them the others are of no use
         for key in reversed(keys):
             self._peers[key] = self._peers.get(key, frozenset()) | {peer_id}
-
-    def lacks(self, peer_id: str, keys: Sequence[bytes]) -> None:
-        """Record that a server does not have the pages with these keys any more."""
-        for key in keys:
-            if peer_id in self._peers.get(key, ()):
-                self._peers[key] -= {peer_id}
 
     def cached_tokens(self, keys: Sequence[bytes]) -> dict[str, int]:
         """Return for each server how many of the first tokens of the pages with these keys it probably has."""

@@ -112,15 +112,10 @@ class SessionMessages:
         first, other = map(self._prefixes.holders.cached_tokens, self._keys)
         return self._num_tokens, other | first
 
-    def note_pages(self, stage: Stage) -> None:
-        """Record that the server of a stage has the pages of the positions that it ran."""
+    def note_pages(self, stage: Stage, num_tokens: int) -> None:
+        """Record that the server of a stage has the pages of the first `num_tokens`, or is about to compute them."""
         if not stage.is_local:
-            self._prefixes.holders.holds(stage.peer_id, self._keys[stage.start > 0][: stage.num_run // PAGE_TOKENS])
-
-    def note_opened(self, stage: Stage, length: int) -> None:
-        """Record that the server of a new stage has the first `length` positions that it was asked for, and no more."""
-        for keys in self._keys:
-            self._prefixes.holders.lacks(stage.peer_id, keys[length // PAGE_TOKENS :])
+            self._prefixes.holders.add(stage.peer_id, self._keys[stage.start > 0][: num_tokens // PAGE_TOKENS])
 
     def open(self, action: OpenStage) -> OpenSequence:
         stage, taken_over = action.stage, action.taken_over

@@ -127,7 +127,7 @@ class StageConnections:
         if connection is None:
             return
         self._client.health.closed(stage.peer_id)
-        self._messages.note_pages(stage)
+        self._messages.note_pages(stage, stage.num_run)
         connection.send(self._messages.close(stage, commit_to))
         connection.detach(stage.sequence_id)
         if last is not None:

@@ -41,19 +41,17 @@ def test_store_drops_the_last_pages_of_the_longest_unused_prefix_first() -> None
 
 def test_holders_name_the_servers_that_have_the_first_pages_without_a_gap() -> None:
     holders = PageHolders()
-    holders.holds("p", [b"a", b"b", b"c"])
-    holders.holds("q", [b"a", b"b"])
-    holders.holds("r", [b"b", b"c"])
+    holders.add("p", [b"a", b"b", b"c"])
+    holders.add("q", [b"a", b"b"])
+    holders.add("r", [b"b", b"c"])
     assert holders.cached_tokens([b"a", b"b", b"c"]) == {"p": 3 * PAGE_TOKENS, "q": 2 * PAGE_TOKENS}
     assert holders.cached_tokens([b"a", b"x", b"c"]) == {"p": PAGE_TOKENS, "q": PAGE_TOKENS}
-    holders.lacks("p", [b"b", b"c"])
-    assert holders.cached_tokens([b"a", b"b", b"c"]) == {"p": PAGE_TOKENS, "q": 2 * PAGE_TOKENS}
     assert holders.cached_tokens([b"y"]) == holders.cached_tokens([]) == {}
 
 
 def test_holders_forget_the_last_pages_of_the_oldest_prefix_first() -> None:
     holders = PageHolders()
-    holders.holds("p", [b"a", b"b"])
-    holders.holds("p", [b"%d" % number for number in range(MAX_HELD_PAGES - 1)])
+    holders.add("p", [b"a", b"b"])
+    holders.add("p", [b"%d" % number for number in range(MAX_HELD_PAGES - 1)])
     assert holders.cached_tokens([b"a", b"b"]) == {"p": PAGE_TOKENS}
     assert holders.cached_tokens([b"0", b"1"]) == {"p": 2 * PAGE_TOKENS}

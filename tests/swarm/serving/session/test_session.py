@@ -676,19 +676,12 @@ def test_session_goes_to_the_servers_that_have_its_prefix() -> None:
     run(scenario())
 
 
-def test_session_forgets_that_a_server_had_its_prefix_when_the_server_says_otherwise() -> None:
+def test_session_knows_the_servers_that_run_its_prefix_for_another_one() -> None:
     async def scenario() -> None:
-        async with world(THIRDS) as w:
-            async with w.session() as session:
-                await generate(session)
-            async with w.session() as session:
-                session._messages.append_tokens(PROMPT)
-                assert session._messages.cached_tokens() == (40, dict.fromkeys(w.servers, 32))
-            for server in w.servers.values():
-                server.pages.clear()
-            async with w.session() as session:
-                await session.next_token(PROMPT, TokenDraw())
-                assert session._messages.cached_tokens() == (40, {})
+        async with world(THIRDS) as w, w.session() as first, w.session() as second:
+            await first.next_token(PROMPT, TokenDraw())
+            second._messages.append_tokens(PROMPT)
+            assert second._messages.cached_tokens() == (40, dict.fromkeys(w.servers, 32))
 
     run(scenario())
 

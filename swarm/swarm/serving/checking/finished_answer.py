@@ -78,11 +78,11 @@ Reason: TypeAlias = Literal[
 ]
 """Why a span has its result, for people; "" if it passed everywhere. `rows`, `draws`: these differ. `commitment`: the
 server signed other outputs than it gave. `withheld`: its commitment or rows are missing, incomplete or unusable.
-`inputs`: it signed other inputs than the client knows. `alone`: no other server has the blocks. `nothing`: the server
-gave nothing new. `no inputs`: the previous server did not give all inputs. `replayed`: some inputs came from a server
-that was replaced, or the answer ended before the span's server had replaced one. `busy`: other servers did not
-compute the blocks. `cut off`: the connection ended before the server signed. `taken over`: it began with another
-server's cache. `no dtype`: its dtype is not known."""
+`inputs`: it signed other inputs than the client knows, or outputs of inputs that the client did not give it. `alone`:
+no other server has the blocks. `nothing`: the server gave nothing new. `no inputs`: the previous server did not give
+all inputs. `replayed`: some inputs came from a server that was replaced, or the answer ended before the span's server
+had replaced one. `busy`: other servers did not compute the blocks. `cut off`: the connection ended before the server
+signed. `taken over`: it began with another server's cache. `no dtype`: its dtype is not known."""
 
 
 Outcomes: TypeAlias = tuple[tuple[str, Outcome], ...]

@@ -37,8 +37,11 @@ def commitment_complaint(  # noqa: PLR0911 a fault each
     about = (envelope.peer_id, stated.sequence_id, stated.model, stated.revision, stated.start, stated.end)
     if about != (span.peer_id, span.sequence_id, model.name, model.revision, span.start, span.end):
         return "withheld", "the server signed something about another sequence"
-    if stated.inputs_to < span.num_rows or stated.outputs_from != _outputs_from(span):
+    if stated.inputs_to < span.num_rows or stated.outputs_from > _outputs_from(span):
         return "withheld", "the server signed only a part of what it had computed"
+    if stated.outputs_from < _outputs_from(span):
+        # the previous server pushed it a row whose output the client had from a server that it replaced
+        return "inputs", "the server signed outputs that the client did not ask it for"
     if stated.inputs_digest != _inputs_digest(answer, span, stated.inputs_from):
         return "inputs", "the server signed other inputs than the client knows"
     if stated.outputs_digest != _outputs_digest(answer, span):

@@ -26,10 +26,13 @@ from swarm.serving.session.stage import Stage, StepTimer
 from swarm.serving.session.trace import HopTrace, Trace
 from swarm.testing import virtual_time
 from swarm.trust.reputation import Reputation
+from swarm_protocol.envelope import seal_now
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.failure_messages import encode_failure
+from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import manifest_revision
 from swarm_protocol.rows import Rows
+from swarm_protocol.served_evidence_messages import COMMITMENT_PURPOSE, AnswerCommitment, PositionDigests
 from swarm_protocol.session_frames import (
     Commitment,
     LinkAck,
@@ -214,6 +217,49 @@ def test_server_of_unknown_weights_is_unchecked(monkeypatch: pytest.MonkeyPatch)
         assert (await check_span(ANSWER, SPAN, context("float32", [off, off]))).named == "server"
         report = await check_span(ANSWER, SPAN, context("", [off, off]))
         assert (report.result, report.reason, report.outcomes) == ("unchecked", "no dtype", ())
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("signed_from", [2, 3, 4])
+def test_server_is_not_blamed_for_the_outputs_of_a_row_that_was_pushed_to_it_again(signed_from: int) -> None:
+    """If two neighbours are replaced, the first one pushes a row whose output the client may have from the old second
+    one. Then nobody can compare that output."""
+    server, outputs = Identity(b"s" * 32), PositionDigests()
+    outputs.add_rows(3, SPAN.outputs[3 * 4 * COLUMNS :], 4 * COLUMNS)
+    inputs = PositionDigests()
+    inputs.add_rows(0, SPAN.inputs, 4)
+    stated = AnswerCommitment(
+        client_peer_id=Identity(b"c" * 32).peer_id,
+        sequence_id=ID,
+        model="m",
+        revision="r",
+        start=0,
+        end=3,
+        inputs_from=0,
+        inputs_to=8,
+        inputs_digest=inputs.digest(8),
+        outputs_from=signed_from,
+        outputs_to=8,
+        outputs_digest=outputs.digest(8),
+    )
+    signed = seal_now(
+        server, "n", purpose=COMMITMENT_PURPOSE, subject="m", payload=stated.to_bytes(), now=1.0, lifetime_s=60.0
+    )
+    span = dataclasses.replace(SPAN, peer_id=server.peer_id, outputs_from=3, outputs=SPAN.outputs[768:], signed=signed)
+
+    async def scenario() -> None:
+        replayed, undisturbed = (dataclasses.replace(ANSWER, was_replayed=replayed) for replayed in (True, False))
+        reports = [await check_span(answer, span, context("float32")) for answer in (replayed, undisturbed)]
+        results = [(report.result, report.reason) for report in reports]
+        assert (
+            results
+            == {
+                2: [("unchecked", "replayed"), ("disputed", "inputs")],
+                3: [("unchecked", "alone")] * 2,
+                4: [("disputed", "withheld")] * 2,
+            }[signed_from]
+        )
 
     virtual_time.run(scenario())
 

@@ -3,7 +3,8 @@
 It refuses calls of unknown protocols, cancels handlers whose caller has left, and notices the daemon's death.
 `UnaryConnection.run` is the one task that reads the connection. It owns all handlers, and bounds their number for each
 peer and in all. A handler counts until the daemon's socket has room again, so the bound holds for waiting answers, too.
-The caller bounds sizes and times, and interprets the bytes.
+Many calls of one peer begin one after the other in different turns of the loop: an answer may take milliseconds, and
+calls of other peers come in between. The caller bounds sizes and times, and interprets the bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from typing import Any
+from weakref import WeakValueDictionary
 
 from swarm_protocol import limits
 from swarm_protocol.proto import p2pd_pb2
@@ -55,6 +57,7 @@ class UnaryConnection:
         self._pending: dict[bytes, asyncio.Future[Any]] = {}
         self._handlers: dict[bytes, asyncio.Task[None]] = {}
         self._slots = PeerSlots[bytes](per_peer=lambda: limits.MAX_CALLS_PER_PEER, in_all=MAX_CALLS)
+        self._turns = WeakValueDictionary[bytes, asyncio.Lock]()  # of peers with several calls
         self._closed = False
 
     @classmethod
@@ -173,6 +176,9 @@ class UnaryConnection:
 
     async def _handle(self, call_id: bytes, answer: UnaryAnswer, request: Any) -> None:
         try:
+            if self._slots.held_by(request.peer) > 1:
+                async with self._turns.setdefault(request.peer, asyncio.Lock()):
+                    await asyncio.sleep(0)
             response = p2pd_pb2.CallUnaryResponse(response=await answer(peer_id_text(request.peer), request.data))
         except NotServed:  # `answer` does not serve this peer
             response = p2pd_pb2.CallUnaryResponse(error=NOT_SERVED.encode())

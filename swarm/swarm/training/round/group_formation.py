@@ -45,9 +45,9 @@ MAX_GRACE_S = 30.0
 would otherwise lose the work of a whole interval. It is not longer, because the coordinator also waits that long for
 members that are gone without a word."""
 
-MAX_EXACT_MOVES = 3
-"""Maximum moves in one step to the exact attempt that was named. Honest members, after a partition or when a
-coordinator died, need fewer."""
+MAX_LONE_MOVES = 3
+"""Maximum moves in one step to an attempt that too few members have reached for one of them to be honest. They save
+time when a coordinator dies or after a partition; without them, members still meet."""
 
 FOLLOWS = "another member brings its work"
 CONVICTED = "evidence convicts it of a lie"
@@ -84,24 +84,42 @@ def advance(state: RoundState, now: float) -> Transition:
     return state, [Ask(peer=state.coordinator, ready=own_report(state), was_missing=was_missing)]
 
 
-def move(state: RoundState, attempt: int, now: float) -> Transition:
-    """Move to a later `attempt`, which another member has named.
+def follow(state: RoundState, peer: str, attempt: int, now: float) -> Transition:
+    """Follow `peer`, which is at a later `attempt`, if others confirm it or this member may still move for one peer.
 
-    Each move delays the next one for longer, so a member that names one attempt after the other cannot end every
-    attempt that gets under way. After MAX_EXACT_MOVES this member moves only to powers of two. Members that moved at
-    different times then meet in one attempt, and too few attempts are left for any peer to name new ones for long.
+    An attempt that more than a third of the members have reached is one that an honest member has reached. So members
+    that wait for others for hours stay together, and one that comes back joins them at once, as in Tendermint's rounds
+    (Buchman et al. 2018, arXiv 1807.04938). Before there is a roster, the peers that this member has seen take its
+    place.
     """
-    if state.attempts.num_moved >= MAX_EXACT_MOVES:
-        attempt = 1 << (attempt - 1).bit_length()
     if attempt > MAX_BELIEVED_ATTEMPT:
+        return state, []
+    named = {**state.attempts.named, peer: max(attempt, state.attempts.named.get(peer, 0))}
+    state = replace(state, attempts=replace(state.attempts, named=named))
+    members = set(state.setup.roster) or {*state.known, state.setup.me}
+    reached = sorted((named[each] for each in members & named.keys()), reverse=True)
+    num_needed = len(members) // 3 + 1
+    if len(reached) >= num_needed and reached[num_needed - 1] > state.attempt:
+        return _go_on(state, reached[num_needed - 1], now)
+    return move(state, attempt, now)
+
+
+def move(state: RoundState, attempt: int, now: float) -> Transition:
+    """Move to a later `attempt` that another member has named, at most MAX_LONE_MOVES times, so that no member can end
+    every attempt that gets under way. Each move delays the next one for longer."""
+    if state.attempts.num_moved >= MAX_LONE_MOVES:
         return state, []
     if now < state.attempts.movable_at:
         return replace(state, attempts=replace(state.attempts, later=max(state.attempts.later, attempt))), []
-    if state.phase == "forming" and state.mine is not None:
-        state = note_shortage(state, now)  # the attempt ended without a group for the others, too
     num_moved = state.attempts.num_moved
     attempts = replace(state.attempts, num_moved=num_moved + 1, movable_at=now + rest_after(num_moved))
-    state, replies = begin_attempt(replace(state, attempts=attempts), attempt)
+    return _go_on(replace(state, attempts=attempts), attempt, now)
+
+
+def _go_on(state: RoundState, attempt: int, now: float) -> Transition:
+    if state.phase == "forming" and state.mine is not None:
+        state = note_shortage(state, now)  # the attempt ended without a group for the others, too
+    state, replies = begin_attempt(state, attempt)
     state, actions = advance(state, now)
     return state, [*replies, *actions]
 
@@ -122,7 +140,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
     # any stranger could otherwise interrupt one attempt after the other
     is_heeded = peer in state.setup.roster or not roster_left(state)
     if ready.attempt > state.attempt and is_waiting(state) and is_heeded:
-        return move(state, ready.attempt, now)
+        return follow(state, peer, ready.attempt, now)
     return advance(state, now)
 
 

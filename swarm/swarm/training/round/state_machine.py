@@ -37,6 +37,7 @@ from swarm.training.round.group_formation import (
     CONVICTED,
     absent_members,
     advance,
+    follow,
     give_up_short,
     move,
     on_expired,
@@ -80,7 +81,6 @@ from swarm.training.round.round_events import (
     Withdrew,
 )
 from swarm.training.round.round_state import (
-    MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
     Faults,
     HeldLock,
@@ -188,7 +188,7 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Trans
         return state, []
     if attempt > state.attempt:
         # otherwise two members that saw the same failure differently would each wait for the other at its own attempt
-        return move(state, attempt, now)
+        return follow(state, peer, attempt, now)
     if state.setup.roster:
         if state.phase != "forming" or not was_unreachable or peer in state.faults.unreachable:
             return state, []
@@ -204,9 +204,11 @@ def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Transitio
     """Follow the coordinator to a later attempt, where it waits for this member."""
     if not (attempt == state.attempt < to and is_waiting(state)):
         return state, []
-    if now < state.attempts.movable_at or to > MAX_BELIEVED_ATTEMPT:
-        return give_up(state, f"the coordinator {short_id(state.coordinator)} moves on again and again", (), now)
-    return move(state, to, now)
+    coordinator = state.coordinator
+    state, actions = follow(state, coordinator, to, now)
+    if state.attempt == attempt:
+        return give_up(state, f"the coordinator {short_id(coordinator)} moves on again and again", (), now)
+    return state, actions
 
 
 def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Transition:

@@ -40,7 +40,7 @@ from support.round_scripts import (
     vote_of,
 )
 from swarm.training.round import state_machine as machine
-from swarm.training.round.group_formation import awaited_peers, num_lacking
+from swarm.training.round.group_formation import MAX_LONE_MOVES, awaited_peers, num_lacking
 from swarm.training.round.round_events import (
     Announce,
     Ask,
@@ -286,20 +286,23 @@ def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
 
 
 @pytest.mark.parametrize("by_report", [True, False])
-def test_peer_that_names_one_attempt_after_another_is_followed_more_and_more_slowly(by_report: bool) -> None:
-    """The pauses grow until a group can form between them."""
+def test_single_peer_that_names_one_attempt_after_another_is_followed_three_times(by_report: bool) -> None:
     state, _ = run([(0.0, OFFER)])
-    now, moved_at = 0.0, list[float]()
-    while now < 60.0:
-        now, attempt = now + 0.01, state.attempt
-        later = attempt + 1
+    for later in range(1, 2000):
         event = Reported(peer=OTHERS[0], ready=ready(later)) if by_report else Sighted(peer=OTHERS[0], attempt=later)
-        state, _ = machine.step(state, event, now)
-        if state.attempt > attempt:
-            moved_at.append(now)
-    assert moved_at[0] < 0.1
-    assert len(moved_at) < 25
-    assert moved_at[-1] - moved_at[-2] >= 4.9
+        state, _ = machine.step(state, event, 0.01 * later)
+    assert state.attempts.num_moved == MAX_LONE_MOVES
+    assert state.attempt < 50
+
+
+def test_attempt_that_more_than_a_third_have_reached_is_followed_exactly_and_however_often() -> None:
+    """Members that wait for others for a day stay together, and near the first attempts."""
+    state, _ = run([(0.0, OFFER)])
+    for later in range(10, 5000):
+        state, _ = machine.step(state, Sighted(peer=OTHERS[0], attempt=2 * later), later)
+        state, _ = machine.step(state, Sighted(peer=OTHERS[1], attempt=later), later)
+        if later > 100:
+            assert state.attempt == later
 
 
 def test_later_attempt_that_was_named_too_soon_begins_when_it_is_due() -> None:

@@ -557,6 +557,9 @@ class ToyWorld:
             case "evict":
                 for sequence_id in list(server.sequences):
                     self.end_sequence(server, sequence_id, PeerRefused("evicted"))
+            case "full":
+                for sequence_id in list(server.sequences):
+                    self.end_sequence(server, sequence_id, PeerRefused("full", retry_after_s=1.0, lacks_room=True))
             case "late":
                 for sequence in server.sequences.values():
                     sequence.busy_until_s = max(sequence.busy_until_s, self.now_s) + self.random.choice(
@@ -590,7 +593,7 @@ class Request:
     questions: list[tuple[int, float]]
 
 
-KINDS = ("kill", "connection", "evict", "stall", "slow", "leave", "spoil", "cut", "loss")
+KINDS = ("kill", "connection", "evict", "full", "late", "stall", "slow", "leave", "spoil", "cut", "loss")
 
 
 def any_world(seed: int) -> tuple[ToyWorld, Request]:
@@ -601,7 +604,7 @@ def any_world(seed: int) -> tuple[ToyWorld, Request]:
     spans = list(itertools.pairwise([0, *cuts, num_blocks])) * draw.choice([2, 2, 3])
     spans += [(0, num_blocks)] * draw.choice([0, 1, 1])
     world = ToyWorld(seed, num_blocks=num_blocks, spans=spans, chunk=draw.choice([1, 4, 16]), slow_wait_s=0.0)
-    for _ in range(draw.choice([0, 1, 1, 2, 3, 5])):
+    for _ in range(draw.choice([0, 1, 1, 2, 3, 5, 8])):
         strike = partial(world.strike, draw.choice(KINDS), draw.choice(list(world.servers.values())))
         world.later(draw.expovariate(2.0), strike)
     prompt = [draw.randrange(VOCAB) for _ in range(draw.choice([1, 3, 16, 40, 70]))]

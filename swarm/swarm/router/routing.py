@@ -47,7 +47,7 @@ MIN_BLOCK_MS = 0.01
 """Minimum time of a block. A lower claim of a peer is raised to it."""
 
 ANSWER_TOKENS = 256
-"""Tokens of a usual answer, over which the time of its prompt is spread."""
+"""Tokens of a usual answer, over which the time of its prompt is spread. Shorter ones have room for fewer."""
 
 MAX_CANDIDATES = 16
 """Maximum servers that compete for a block, so that a decision takes milliseconds.
@@ -211,7 +211,8 @@ def _load(usable: Usable, context: RoutingContext) -> Floats:
 def _prompt_ms(peer_id: str, record: ServeRecord, context: RoutingContext) -> float:
     """Return the milliseconds that a block takes for the prompt, for each token of the answer."""
     num_tokens = context.num_prompt_tokens - context.cached_tokens.get(peer_id, 0)
-    return max(num_tokens, 0) * record.prefill_ms_per_token / ANSWER_TOKENS
+    num_answered = max(1, min(ANSWER_TOKENS, context.max_tokens - context.num_prompt_tokens))
+    return max(num_tokens, 0) * record.prefill_ms_per_token / num_answered
 
 
 def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, context: RoutingContext) -> NDArray[np.intp]:

@@ -78,11 +78,13 @@ def test_chain_prefers_near_servers() -> None:
 
 def test_chain_prefers_a_server_that_has_the_prompt_until_it_is_too_busy() -> None:
     servers = {"a": record(0, 8), "b": record(0, 8), "c": record(0, 8)}
-    known = {"num_prompt_tokens": 1024, "cached_tokens": {"b": 1008}}
+    known = {"num_prompt_tokens": 1024, "cached_tokens": {"b": 1008}, "max_tokens": 1536}
     assert {spans(servers, salt=str(salt), **known)[0][0] for salt in range(8)} == {"b"}
     # with the prompt, others take 5 ms a token and block, and b takes little over 1 ms for each of its sessions
     assert spans(servers, load={"b": 3}, **known)[0][0] == "b"
     assert spans(servers, load={"b": 4}, **known)[0][0] != "b"
+    # an answer of at most 32 tokens takes less time than its prompt
+    assert spans(servers, load={"b": 8}, **{**known, "max_tokens": 1056})[0][0] == "b"
 
 
 def test_chain_counts_the_time_of_the_prompt_but_promises_that_of_a_token() -> None:
@@ -92,8 +94,8 @@ def test_chain_counts_the_time_of_the_prompt_but_promises_that_of_a_token() -> N
         "rest": record(4, 8),
     }
     assert spans(servers)[0][0] == "tokens"
-    without = find_chain({name: servers[name] for name in ("prompts", "rest")}, 0, 8, context())
-    chosen = find_chain(servers, 0, 8, context(num_prompt_tokens=512))
+    without = find_chain({name: servers[name] for name in ("prompts", "rest")}, 0, 8, context(max_tokens=1024))
+    chosen = find_chain(servers, 0, 8, context(num_prompt_tokens=512, max_tokens=1024))
     assert [hop.peer_id for hop in chosen.hops] == ["prompts", "rest"]
     assert [hop.cost_ms for hop in chosen.hops] == pytest.approx([hop.cost_ms for hop in without.hops])
     assert chosen.cost_ms == pytest.approx(without.cost_ms)

@@ -232,6 +232,9 @@ class TakenReports:
             self._feed(CredentialsExpired(attempt=action.group.attempt, at=at))
             return
         signed = context.signatures.sign_group(action.group, at, self._setup.sequence)
+        if action.group.origin:
+            # with the origin, whose members' votes count at all members of a run's first round
+            signed = context.signatures.read_group(signed.data, at)
         self._groups.add(signed)
         await self._context.failpoints.reached("round.signed")
         for peer in action.group.peer_ids:

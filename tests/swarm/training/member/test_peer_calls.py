@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from support.round_scripts import COORDINATOR, ready
+from support.round_scripts import COORDINATOR, DIGEST, RUN, STEP, ready, setup
+from support.training_swarm import placed_votes
 from swarm.network.interface import no_failpoints
 from swarm.testing import virtual_time
-from swarm.training.member.peer_calls import MAX_LOOKING_AT, PeerQueries, ReportCalls
-from swarm.training.round.round_events import Ask
+from swarm.training.member.peer_calls import MAX_LOOKING_AT, PeerQueries, ReportCalls, TakenReports
+from swarm.training.round.round_events import Ask, Sign
 from swarm.training.run.methods import Methods
+from swarm.training.state.certificate import RunSignatures
+from swarm_protocol.commit_messages import Lock, Outcome
+from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Contribution, Group
+
+NOW = 1_750_000_000.0
 
 
 def test_report_counts_as_sent_when_the_end_of_the_attempt_cancels_it() -> None:
@@ -38,6 +46,38 @@ def test_report_counts_as_sent_when_the_end_of_the_attempt_cancels_it() -> None:
         assert calls.bytes_sent == len(ready().to_bytes())
 
     virtual_time.run(main())
+
+
+def test_coordinator_has_the_origin_of_the_group_that_it_signs() -> None:
+    """In a run's first round the votes of the origin's members count. With those of the new group, the coordinator
+    would make a lock that nobody takes."""
+    author = RunSignatures(identity=Identity(b"a" * 32), network_id="test", run=RUN)
+    first = author.sign_group(first_of_round(author.identity.peer_id), NOW)
+    outcome = Outcome(origin_digest=first.digest, part_digests=(), state_digest=bytes(32))
+    votes = placed_votes(first.vote(outcome, "prepare"), [author], first.group.peer_ids)
+    lock = Lock(attempt=0, group_digest=first.digest, outcome=outcome, votes=votes)
+    resuming = replace(first.group, attempt=1, lock=lock, origin=first.data)
+    fed = list[Any]()
+
+    async def main() -> None:
+        context = SimpleNamespace(failpoints=no_failpoints, network=SimpleNamespace(now=lambda: NOW), signatures=author)
+        reports = TakenReports(
+            cast(Any, context),
+            setup(),
+            cast(Any, SimpleNamespace(add=lambda _: None)),
+            feed=fed.append,
+            look_at=lambda _: None,
+            on_left_out=lambda *_: None,
+        )
+        await reports.sign(Sign(group=resuming, left_out={}))
+
+    virtual_time.run(main())
+    assert fed[0].signed.origin.group == first.group
+
+
+def first_of_round(*peers: str) -> Group:
+    members = tuple(Contribution(peer_id=peer) for peer in peers)
+    return Group(run=RUN, step=STEP, attempt=0, state_digest=DIGEST, members=members, reduce_s=1.0, vote_s=1.0)
 
 
 def test_members_are_asked_where_they_are_while_strangers_hold_all_places() -> None:

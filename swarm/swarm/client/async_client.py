@@ -115,7 +115,7 @@ class AsyncClient(TextClient[Generation]):
             on_failure=options.on_failed_proof,
             convict=self.convictions.found,
         )
-        self._catalog = ModelCatalog(
+        self._known_models = ModelCatalog(
             membership,
             self._state.health,
             self._manifests,
@@ -168,8 +168,7 @@ class AsyncClient(TextClient[Generation]):
             yield client
 
     async def aclose(self) -> None:
-        """Close the connections to servers and end the tokenizers' processes. Running generations raise
-        SessionError."""
+        """End the connections and the tokenizers' processes. Running and later calls raise SessionError."""
         self._state.end_sessions()
         self._assets.close()
         await self.possession.close()
@@ -179,6 +178,11 @@ class AsyncClient(TextClient[Generation]):
         await self._manifests.close()
         await self._state.close()
         await self._text_at_home.close()
+
+    @property
+    def _catalog(self) -> ModelCatalog:
+        self._state.check_open()
+        return self._known_models
 
     def _drop(self, peer_id: str) -> None:
         error = PeerViolation("the server does not hold the files that it announces", peer_id=peer_id)
@@ -231,10 +235,8 @@ class AsyncClient(TextClient[Generation]):
         return (await self._assets_of(model)).context_tokens
 
     async def has_chat_template(self, model: str) -> bool:
-        """Return whether the model has a chat template; without one, messages become plain lines.
-
-        Raises as `generate`.
-        """
+        """Return whether the model has a chat template; without one, messages become plain lines. Raises as
+        `generate`."""
         return (await self._assets_of(model)).has_chat_template
 
     async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
@@ -291,14 +293,14 @@ class AsyncClient(TextClient[Generation]):
         return await (await self._tensors()).run_forward(x, model, wanted)
 
     async def _tensors(self) -> TensorCalls:
+        catalog = self._catalog
         if self._tensor_calls is None:
             # in a thread, since importing torch takes over a second, and the loop has streams to serve meanwhile
             await asyncio.to_thread(import_module, "swarm.client.tensor_calls")
         if self._tensor_calls is None:  # another call may have waited for the import, too
             from swarm.client.tensor_calls import TensorCalls  # noqa: PLC0415 - brings torch
 
-            health, catalog = self._state.health, self._catalog
-            self._tensor_calls = TensorCalls(self._network, self._membership, health, catalog, self._assets)
+            self._tensor_calls = TensorCalls(self._network, self._membership, self._state.health, catalog, self._assets)
         return self._tensor_calls
 
     async def _assets_of(self, model: str) -> ModelAssets:

@@ -15,6 +15,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock, patch
@@ -159,6 +160,26 @@ def test_answers_end_when_their_client_is_closed(boxes: Any, llama_dir: Path) ->
 
     with no_leaks():
         virtual_time.run(scenario(), compute_s=lambda function: 0.01)
+
+
+def test_closed_client_says_so_at_each_call(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            client = box.client
+            await client.embed([1, 2], model="tiny")
+            await client.aclose()
+            for call in (
+                client.models,
+                partial(client.model, "tiny"),
+                partial(client.servers, "tiny"),
+                partial(client.tokenize, "a", model="tiny"),
+                partial(client.embed, [1, 2], model="tiny"),
+                box.tokens,
+            ):
+                with pytest.raises(SessionError, match="the client has been closed"):
+                    await call()
+
+    asyncio.run(scenario())
 
 
 def test_generate_gives_exact_tokens_for_many_simultaneous_requests(boxes: Any, llama_dir: Path) -> None:

@@ -145,10 +145,14 @@ class ClientState:
         self._sessions: set[OpenSession] = set()
         self._has_ended = False
 
-    def enter(self, session: OpenSession) -> None:
-        """Register an open session. Raises SessionError once the sessions have ended."""
+    def check_open(self) -> None:
+        """Raise SessionError once the sessions have ended."""
         if self._has_ended:
             raise _closed()
+
+    def enter(self, session: OpenSession) -> None:
+        """Register an open session. Raises SessionError once the sessions have ended."""
+        self.check_open()
         self._sessions.add(session)
 
     def leave(self, session: OpenSession) -> None:
@@ -159,7 +163,7 @@ class ClientState:
         return sum(other.bytes_under_way(peer_id) for other in self._sessions if other is not session)
 
     def end_sessions(self) -> None:
-        """Fail all open sessions, and all later ones, with SessionError."""
+        """Fail all open sessions, and all later ones and calls, with SessionError."""
         self._has_ended = True
         for session in list(self._sessions):
             session.give_up(_closed())
@@ -171,4 +175,4 @@ class ClientState:
 
 
 def _closed() -> SessionError:
-    return SessionError("the client has been closed", remedy="read answers inside its `with` block")
+    return SessionError("the client has been closed", remedy="use it inside its `with` block")

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import torch
 from swarm_compression import warm_up
 from swarm_protocol.checks import shared_fields
-from swarm_protocol.errors import ConfigError, SessionError, cause
+from swarm_protocol.errors import SessionError, cause
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation, given_invitation
 from swarm_protocol.run_credentials import RunInvitation, check_given, parse_run_invitation
@@ -41,13 +41,21 @@ from swarm.training.data.local_data import DEFAULT_DATA, LocalData, shared_cache
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import ONE_CPU, LocalOptions
-from swarm.training.inner.own_module import Batches, Dataset, LossOf, ModuleInner, OptimizerFactory, OwnModule
+from swarm.training.inner.own_module import (
+    Batches,
+    Dataset,
+    Evaluate,
+    LossOf,
+    ModuleInner,
+    OptimizerFactory,
+    given_module,
+)
 from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.run.layout import Layout, fragment_of
 from swarm.training.run.run_file import load_checked_run
-from swarm.training.run.run_model import build_model, module_run, refuse_module_run
+from swarm.training.run.run_model import build_model, module_run
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import (
@@ -137,10 +145,10 @@ class Trainer:
     with the run. Leaving the block leaves the run; a member of the last step's roster first waits up to 30 s for the
     step under way. `module` then holds the committed weights. If training raises an exception, the iterator raises it.
 
-    For a run of your own module (`module_run`) give `model`, `optimizer`, `data` and `loss`, see `OwnModule`: the
-    module is trained in place, and must not be used meanwhile. Otherwise leave them out: the run's file describes
-    everything. Checkpoints are not kept; a restarted member gets the state from the others. If nobody has the state
-    from which it voted any more, it waits, and the log says so.
+    For a run of your own module (`module_run`) give `model`, `optimizer`, `data` and `loss`, and perhaps `evaluate`,
+    see `OwnModule`: the module is trained in place, and must not be used meanwhile. Otherwise leave them out: the run's
+    file describes everything. Checkpoints are not kept; a restarted member gets the state from the others. If nobody
+    has the state from which it voted any more, it waits, and the log says so.
     """
 
     def __init__(
@@ -152,6 +160,7 @@ class Trainer:
         optimizer: OptimizerFactory | None = None,
         data: Dataset | Batches | None = None,
         loss: LossOf | None = None,
+        evaluate: Evaluate | None = None,
         options: MemberOptions = DEFAULT_OPTIONS,
     ) -> None:
         """`peers` are addresses of members or seeds; with none, the others join through this member.
@@ -169,7 +178,7 @@ class Trainer:
             parse_run_invitation(each) if isinstance(each, str) else each for each in options.invitations
         )
         given = {"model": model, "optimizer": optimizer, "data": data, "loss": loss}
-        self._own = _own_module(self.run, given, options)
+        self._own = given_module(self.run.config, given, evaluate, options.collate)
         self._inner = ModuleInner(self.run.config, self._own) if self._own else None
         self._state: ReplicaState | None = None
         self._steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()  # None: there are no more
@@ -379,22 +388,3 @@ class Trainer:
             case OtherHistory():
                 told = "another state of outer step %d is shown by %s: this member keeps its own"
                 logger.warning(told, event.step, ", ".join(event.peers))
-
-
-def _own_module(run: SignedRun, given: dict[str, Any], options: MemberOptions) -> OwnModule | None:
-    """Return the author's module, if all of it is given. Raises ConfigError if some of it is missing."""
-    missing = [name for name, value in given.items() if value is None]
-    if len(missing) == len(given):
-        refuse_module_run(run.config.model)
-        return None
-    if missing:
-        raise ConfigError(
-            f"a module of your own lacks {' and '.join(missing)}", remedy="give model, optimizer, data and loss"
-        )
-    return OwnModule(
-        module=given["model"],
-        optimizer=given["optimizer"],
-        data=given["data"],
-        loss=given["loss"],
-        collate=options.collate,
-    )

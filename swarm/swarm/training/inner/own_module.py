@@ -10,7 +10,7 @@ Shapes: N values of the flat parameter vector, F of a slice of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -23,11 +23,13 @@ from swarm.training.data.corpus import windows_of
 from swarm.training.inner.inner_loop import IntervalResult, take_steps
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_model import check_weights
+from swarm.training.run.run_model import check_weights, refuse_module_run
 
 OptimizerFactory: TypeAlias = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 LossOf: TypeAlias = Callable[[nn.Module, Any], Tensor]
 """Takes the module and a batch, and returns the loss, a scalar."""
+Evaluate: TypeAlias = Callable[[nn.Module], float | Tensor]
+"""Takes the module with the committed weights, and returns its loss on held-out data, one number."""
 
 
 @runtime_checkable
@@ -50,13 +52,40 @@ class OwnModule:
     once in an epoch. A batch is `collate` of `inner.batch_windows` samples. With an iterable of batches, or a function
     that makes one, each member iterates over its own, again and again. Leases then only count the work, and each member
     chooses its batches.
+
+    `evaluate` measures the held-out loss of committed weights at the run's start and end, and every
+    `validation_interval` steps. It is called in evaluation mode and without gradients, and must not change parameters.
+    The member publishes the number, as it does for a model that the run's file describes.
     """
 
     module: nn.Module
     optimizer: OptimizerFactory
     data: Dataset | Batches
     loss: LossOf
+    evaluate: Evaluate | None = None
     collate: Callable[[list[Any]], Any] = default_collate
+
+
+def given_module(
+    run: RunConfig, given: Mapping[str, Any], evaluate: Evaluate | None, collate: Callable[[list[Any]], Any]
+) -> OwnModule | None:
+    """Return the author's module, or None if nothing of it is given. Raises ConfigError if some of it is missing."""
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given) and evaluate is None:
+        refuse_module_run(run.model)
+        return None
+    if missing:
+        raise ConfigError(
+            f"a module of your own lacks {' and '.join(missing)}", remedy="give model, optimizer, data and loss"
+        )
+    return OwnModule(
+        module=given["model"],
+        optimizer=given["optimizer"],
+        data=given["data"],
+        loss=given["loss"],
+        evaluate=evaluate,
+        collate=collate,
+    )
 
 
 class ModuleInner:
@@ -111,14 +140,27 @@ class ModuleInner:
         try:
             result = take_steps(lambda ids, _: self._step(self._batches(ids)), sample_ids, num_steps, stop, self._run)
         except StopIteration as error:
-            # a future cannot carry StopIteration, so its caller would wait forever
-            raise RuntimeError("a function of the module's author raised StopIteration") from error
+            raise _carriable() from error
         self._optimizer.zero_grad()  # a round needs the memory for the pseudo-gradient
         return result
 
     def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int = 0) -> float:  # noqa: ARG002
-        """Return nan, since the author decides what is held out."""
-        return math.nan
+        """Return what the author's `evaluate` does for `theta_N`, or nan without it, since the author decides what is
+        held out. The trained parameters and the modules' modes do not change."""
+        if self._own.evaluate is None:
+            return math.nan
+        local_N, modes = self.flat(), [(each, each.training) for each in self._own.module.modules()]
+        self.load(theta_N)
+        self._own.module.eval()
+        try:
+            with torch.no_grad():
+                return float(self._own.evaluate(self._own.module))
+        except StopIteration as error:
+            raise _carriable() from error
+        finally:
+            self.load(local_N)
+            for each, mode in modes:
+                each.training = mode
 
     def close(self) -> None:
         """Do nothing."""
@@ -145,6 +187,11 @@ class ModuleInner:
             raise RoundError("training diverged: a gradient is not finite", remedy="lower the learning rate")
         self._optimizer.step()
         return value
+
+
+def _carriable() -> RuntimeError:
+    """Return the error in place of StopIteration, which a future cannot carry: its caller would wait forever."""
+    return RuntimeError("a function of the module's author raised StopIteration")
 
 
 def _batches_of(own: OwnModule, run: RunConfig) -> Callable[[Sequence[int]], Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +19,14 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, check_model, module_run
 from swarm.training.run.run_tables import InnerConfig
 from swarm.training.run.signed_run import from_mapping, to_mapping
+from swarm.training.trainer_events import HeldOutMeasured
 from swarm_protocol.errors import ConfigError, IntegrityError, RoundError
 from torch import Tensor, nn
 
 NUM_SAMPLES = 100
 
 
-def make_module(seed: int = 1) -> nn.Module:
+def make_module(seed: int = 1) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
 
@@ -165,6 +167,46 @@ def test_stop_iteration_of_the_authors_function_becomes_an_error_that_a_future_c
 
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         ModuleInner(run_of(), own(loss=loss)).train(range(7), 5)
+
+
+def test_members_publish_what_the_authors_function_measures_of_committed_weights() -> None:
+    run = run_of(outer_steps=4, min_group=2, validation_interval=2)
+    measured: list[dict[int, float]] = []
+
+    def evaluate(module: nn.Module) -> Tensor:
+        assert not module.training
+        return squared(module, (Points().x_B3, Points().x_B3.sum(dim=1).sin()))
+
+    async def main() -> None:
+        async with Swarm(run) as swarm:
+            for name in "ab":
+                inner = ModuleInner(run, replace(own(), evaluate=evaluate))
+                setup = TrainingSetup(inner=inner, theta_N=inner.flat(), bounds=inner.layout.bounds)
+                await swarm.join(name, setup=setup)
+            members = await swarm.finish()
+            measured.extend({event.step: event.loss for event in each.of(HeldOutMeasured)} for each in members)
+
+    virtual_time.run(main())
+    assert sorted(measured[0]) == [0, 2, 4]
+    assert measured[0] == measured[1]
+    assert measured[0][4] < measured[0][2] < measured[0][0]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_evaluation_leaves_trained_weights_and_modes_unchanged(fails: bool) -> None:
+    def evaluate(module: nn.Module) -> float:
+        assert not torch.is_grad_enabled()
+        assert not any(each.training for each in module.modules())
+        return next(iter([])) if fails else float(sum(each.sum() for each in module.parameters()))
+
+    module = make_module()
+    inner = ModuleInner(run_of(), replace(own(module), evaluate=evaluate))
+    module[0].eval()
+    local_N = inner.flat()
+    with pytest.raises(RuntimeError, match="raised StopIteration") if fails else nullcontext():
+        assert inner.held_out_loss(torch.ones_like(local_N), 64) == len(local_N)
+    assert torch.equal(inner.flat(), local_N)
+    assert [each.training for each in module] == [False, True, True]
 
 
 @pytest.mark.parametrize(

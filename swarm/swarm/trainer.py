@@ -13,34 +13,34 @@ import contextlib
 import logging
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
 
 import torch
 from swarm_compression import warm_up
 from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import SessionError, cause
 from swarm_protocol.identity import Identity
-from swarm_protocol.network_invitation import NetworkInvitation, given_invitation
-from swarm_protocol.run_credentials import RunInvitation, check_given, parse_run_invitation
+from swarm_protocol.network_invitation import given_invitation
+from swarm_protocol.run_credentials import check_given, parse_run_invitation
 from torch import nn
-from torch.utils.data import default_collate
 
 from swarm.ended_tasks import end_tasks
+from swarm.member_options import MemberOptions
 from swarm.network.discovery.peer_names import check_peers
 from swarm.network.libp2p.libp2p_options import Libp2pOptions, listen_addrs_for
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.start_checkpoint import CheckpointSource, bringing
 from swarm.temporary_folder import temporary_folder
-from swarm.training.data.local_data import DEFAULT_DATA, LocalData, shared_cache
+from swarm.training.data.local_data import LocalData, shared_cache
 from swarm.training.data.tokenizing import PreparationStopped
+from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
-from swarm.training.inner.one_device import ONE_CPU, LocalOptions
+from swarm.training.inner.one_device import LocalOptions
 from swarm.training.inner.own_module import (
     Batches,
     Dataset,
@@ -50,6 +50,7 @@ from swarm.training.inner.own_module import (
     OptimizerFactory,
     given_module,
 )
+from swarm.training.member.checkpoint_writer import CheckpointWriter
 from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
@@ -73,43 +74,6 @@ logger = logging.getLogger(__name__)
 NETWORK_ID = "swarm"
 LEAVE_S = 30.0
 """Maximum time that a leaving member waits for the step under way, if the others wait for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemberOptions:
-    """The settings that a member training from Python chooses for itself.
-
-    `identity` is the file with the key that names this member to others; it is created if it does not exist. The folder
-    `FILE.votes` beside it keeps this member's promises and votes in each run, so that a restart does not vote for
-    something else. Keep the two together; a second process that uses them is refused. The folder also keeps the
-    evidence that convicts other members, and the author's newest endorsement. None makes a key for this session and
-    keeps nothing, which does not work if the run admits only certain peers.
-
-    `invite` is the invitation to a private network, or its text. The default of `network_id` is the invitation's, or
-    "swarm". `invitations` are the invitation to the run, or vouches of its members, or their texts, as
-    `swarm-node run invite` and `run vouch` print them.
-
-    `listen`, `announce` and `relay` are those of `Libp2pOptions`: others must reach this member to train with it.
-    Without `listen`, a member that joins through a peer beyond this machine listens on all interfaces, and any other on
-    loopback, where only members on this machine reach it. By default others reach it through relays until peers have
-    confirmed that they reach it directly; then it relays for others.
-
-    `local` and `data` are the options and files for training a run that its file describes; `start` is this member's
-    copy of the checkpoint from which the run starts, which is otherwise downloaded from the hub. `collate` makes a
-    batch of samples of your own data set.
-    """
-
-    network_id: str = ""
-    invite: str | NetworkInvitation | None = None
-    invitations: tuple[str | RunInvitation, ...] = ()
-    identity: str | Path | None = None
-    listen: tuple[str, ...] | None = None
-    announce: tuple[str, ...] = ()
-    relay: Literal["none", "use", "auto"] = "auto"
-    local: LocalOptions = ONE_CPU
-    data: LocalData = DEFAULT_DATA
-    start: str | Path | None = None
-    collate: Callable[[list[Any]], Any] = default_collate
 
 
 DEFAULT_OPTIONS = MemberOptions()
@@ -147,8 +111,8 @@ class Trainer:
 
     For a run of your own module (`module_run`) give `model`, `optimizer`, `data` and `loss`, and perhaps `evaluate`,
     see `OwnModule`: the module is trained in place, and must not be used meanwhile. Otherwise leave them out: the run's
-    file describes everything. Checkpoints are not kept; a restarted member gets the state from the others. If nobody
-    has the state from which it voted any more, it waits, and the log says so.
+    file describes everything. A restarted member goes on from its newest checkpoint (`MemberOptions(checkpoints=…)`),
+    or from the others' state. If nobody has the state from which it voted any more, it waits, and the log says so.
     """
 
     def __init__(
@@ -287,14 +251,21 @@ class Trainer:
                 await self._take_part_with(identity, key, kept)
 
     async def _take_part_with(self, identity: Identity, key: Path, kept: Path | None) -> None:
-        setup = await asyncio.to_thread(self._prepare)
-        options = RunMemberOptions(setup=setup, invitations=self._run_invitations)
-        if kept is not None:
-            options = options.kept_in(kept, kept / "evidence", self.run, self._network_id)
+        saving = self._checkpoint_writer(identity)
+        options = await asyncio.to_thread(self._prepare, kept, saving)
+        inner = options.setup.inner
+        assert isinstance(inner, InnerLoop | ModuleInner)
+
+        def on_event(event: TrainingEvent) -> None:
+            self._on_event(event)
+            if saving is not None:
+                saving.after(event, member, inner.state)
+
         try:
             network = await Libp2pNetwork.create(self._libp2p_options(key))
             async with network, Membership(network) as membership:
-                member = RunMember(network, membership, identity, self.run, on_event=self._on_event, options=options)
+                member = RunMember(network, membership, identity, self.run, on_event=on_event, options=options)
+                del options  # the member owns the state now
                 async with member:
                     self.addrs = await network.addrs()
                     self._joined.set_result(None)
@@ -303,6 +274,8 @@ class Trainer:
                     finally:
                         # in the thread that trains, where no interval runs or begins now
                         await asyncio.wrap_future(member.between_intervals(lambda: self._keep(member.state)))
+                        if saving is not None:
+                            await saving.finish()
                     if self._state is not None and self._state.outer_step == self.run.config.outer_steps:
                         self._steps.put(None)
                         await self._leaving.wait()
@@ -311,18 +284,34 @@ class Trainer:
                         )
         finally:
             # the member closes it too, if it came to be
-            await asyncio.to_thread(setup.inner.close)
+            await asyncio.to_thread(inner.close)
 
-    def _prepare(self) -> TrainingSetup:
-        config = self.run.config
+    def _checkpoint_writer(self, identity: Identity) -> CheckpointWriter | None:
+        if self._options.checkpoints is None:
+            return None
+        # of this member alone, since several on one machine may be given one directory
+        folder = Path(self._options.checkpoints) / self.run.run_id / identity.peer_id
+        return CheckpointWriter(folder, on_failure=lambda error: logger.warning("%s", error))
+
+    def _prepare(self, kept: Path | None, saving: CheckpointWriter | None) -> RunMemberOptions:
+        """Make what the member trains with, from its newest checkpoint if it has one. Blocks."""
+        config, resumed = self.run.config, saving.resume() if saving else None
         if self._inner is None:
             stop = self._leaving.is_set
             place = None if self._options.start is None else Path(self._options.start)
-            source = CheckpointSource(place=place, cache=shared_cache().parent / "models")
+            bring = bringing(config, CheckpointSource(place=place, cache=shared_cache().parent / "models"), stop)
             data = replace(self._options.data, stop=stop)
-            return prepare(config, self._options.local, data, bringing(config, source, stop))
-        warm_up()
-        return TrainingSetup(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
+            setup = prepare(config, self._options.local, data, bring, resumed.inner if resumed else None)
+        else:
+            warm_up()
+            setup = TrainingSetup(inner=self._inner, theta_N=self._inner.flat(), bounds=self._inner.layout.bounds)
+        options = RunMemberOptions(
+            setup=setup,
+            state=resumed.state if resumed else None,
+            certificate=resumed.certificate if resumed else b"",
+            invitations=self._run_invitations,
+        )
+        return options if kept is None else options.kept_in(kept, kept / "evidence", self.run, self._network_id)
 
     def _libp2p_options(self, key: Path) -> Libp2pOptions:
         options = self._options

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run, weights_digest
 from swarm.training.run.run_tables import DataConfig, InnerConfig, StartConfig
+from swarm.training.state.checkpoint import load_newest
 from swarm.training.state.endorsement import EndorsementFile
 from swarm.training.trainer_events import IntervalFailed, InvitationRefused
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
@@ -224,6 +226,44 @@ def test_leaving_before_anyone_else_is_there_takes_no_time_and_keeps_the_first_w
     assert weights_digest(module) == weights_digest(make_module())
     with pytest.raises(SessionError, match="has been used"):
         trainer.__enter__()
+
+
+def test_run_whose_members_all_stopped_goes_on_from_their_checkpoints(run_path: Path, tmp_path: Path) -> None:
+    run = module_run(replace(RUN, outer_steps=6), make_module(), num_samples=len(Points()))
+    write_run(run_path, run, Identity.generate())
+    keys = [tmp_path / name for name in ("a.key", "b.key")]
+
+    def train(num_steps: int | None) -> tuple[list[int], list[int]]:
+        """Return the steps that the first member saw, and the last step of each."""
+        modules = make_module(), make_module()
+        first, second = (replace(OPTIONS, identity=key, checkpoints=tmp_path / "kept") for key in keys)
+        with (
+            own_trainer(run_path, (), modules[0], first) as trainer,
+            own_trainer(run_path, trainer.addrs, modules[1], second) as other,
+        ):
+            steps = [step.outer_step for step in islice(trainer, num_steps)]
+        last = []
+        for key, each in zip(keys, (trainer, other), strict=True):
+            peer_id = Identity.load_or_create(key).peer_id
+            newest = load_newest(tmp_path / "kept" / each.run.run_id / peer_id)
+            assert newest is not None
+            assert each._state is not None
+            assert newest.state.digest == each._state.digest
+            last.append(newest.state.outer_step)
+        if num_steps is None:
+            assert weights_digest(modules[0]) == weights_digest(modules[1])
+        return steps, last
+
+    steps, last = train(2)
+    assert steps == [1, 2]
+    assert max(last) < 6
+    assert train(None) == ([*range(max(last) + 1, 7)], [6, 6])
+
+
+def test_checkpoints_of_a_member_without_a_lasting_key_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="key ends with the session") as refused:
+        MemberOptions(checkpoints=tmp_path)
+    assert "identity=FILE" in refused.value.remedy
 
 
 def test_second_process_with_the_same_identity_and_run_is_refused(run_path: Path, tmp_path: Path) -> None:

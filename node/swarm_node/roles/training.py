@@ -10,7 +10,7 @@ import asyncio
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,21 +25,23 @@ from swarm.training.evidence.bans import how_long
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup, prepare
 from swarm.training.inner.one_device import LocalOptions
+from swarm.training.member.checkpoint_writer import CheckpointWriter
 from swarm.training.member.members_watch import let_others_finish
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.checkpoint import Checkpoint, discard_unfinished, load_newest, steps_in, write_inner
+from swarm.training.state.checkpoint import Checkpoint, steps_in
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
 from swarm_protocol.errors import ConfigError, SwarmError
+from torch import Tensor
 
 from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
+from swarm_node.roles.chunk_folder import ChunkFolder
 from swarm_node.roles.sources import checkpoint_source
-from swarm_node.roles.training_files import CheckpointWriter, ChunkFolder, PendingCheckpoint
 from swarm_node.roles.training_words import awaited, ban_words, beside, slow_words, standing_in, trouble, when_late
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import EVIDENCE, explained
@@ -84,7 +86,6 @@ class RunTraining:
             on_failure=self._warn,
         )
         self._metrics = TrainerMetrics(node.metrics, run.config.outer_steps)
-        self._saved = b""
         self._links = LinkWatch()
         self._begun = False
         self._reports_tokens = False
@@ -117,8 +118,7 @@ class RunTraining:
     async def _make_trainer(self) -> RunMember:
         """Return the member, made from the newest checkpoint or from the run's start. The member then owns the
         checkpoint's tensors."""
-        await asyncio.to_thread(discard_unfinished, self._folder)
-        resumed = await asyncio.to_thread(load_newest, self._folder)
+        resumed = await asyncio.to_thread(self._saving.resume)
         setup = await in_own_thread(self._prepare, resumed, drop=lambda setup: setup.inner.close())
         self._show(resumed.state.outer_step if resumed else 0)
         start = self._run.config.start.checkpoint and f", the checkpoint {self._run.config.start.checkpoint}"
@@ -178,15 +178,10 @@ class RunTraining:
         stop = node.work_end.leaving.is_set
         data = LocalData(path=config.data, tokenizer=config.tokenizer, on_progress=self._tokenizing, stop=stop)
         bring = bringing(run, checkpoint_source(run, config, node.emitter), stop)
-        setup = prepare(run, local_options(config, node.hardware.device), data, bring)
+        local, moments = local_options(config, node.hardware.device), resumed.inner if resumed else None
+        setup = prepare(run, local, data, bring, moments)
         assert isinstance(setup.inner, InnerLoop)
         self._inner = setup.inner
-        if resumed is not None:
-            try:
-                setup.inner.load_state(resumed.inner)
-            except BaseException:
-                setup.inner.close()
-                raise
         return setup
 
     async def _stop_when_leaving(self, trainer: RunMember) -> None:
@@ -212,6 +207,7 @@ class RunTraining:
             told = set(slow)
 
     def _tell(self, event: events.TrainingEvent) -> None:
+        assert self._trainer is not None
         self._report_start(event)
         self._measure(event)
         self._standing |= standing_in(event, self._run.config.probation.steps)
@@ -226,8 +222,7 @@ class RunTraining:
             case events.IntervalFailed() | events.InvitationRefused() | events.OtherHistory():
                 self._node.emitter.warning(*trouble(event, self._run.run_id))
             case events.Admitted():
-                # after a restart, a member must find the state from which it has voted
-                self._save_soon()
+                pass  # only for the checkpoint below
             case events.MemberConvicted():
                 self._emit("member_convicted", how_long=how_long(event.until), **asdict(event))
             case _:
@@ -235,10 +230,6 @@ class RunTraining:
         if isinstance(event, events.OuterStep):
             self._show(event.step, loss=event.loss, tokens_per_s=event.tokens_per_s)
             self._say(event.step, event.tokens_per_s)
-            self._save_soon()
-        elif isinstance(event, events.RunResumed):
-            self._saved = b""  # the state is the same, but its certificate is new
-            self._save_soon()
         elif isinstance(event, events.StateEndorsed) and event.is_other:
             message = (
                 f"the run's author endorsed another state at outer step {event.step} than this node has: "
@@ -246,6 +237,11 @@ class RunTraining:
             )
             remedy = "stop this node, and join again with a new --home"
             self._node.emitter.warning(message, remedy=remedy)
+        self._saving.after(event, self._trainer, self._moments)
+
+    def _moments(self) -> Mapping[str, Sequence[Tensor]]:
+        assert self._inner is not None
+        return self._inner.state()
 
     def _measure(self, event: events.TrainingEvent) -> None:
         assert self._trainer is not None
@@ -314,23 +310,6 @@ class RunTraining:
             loss=loss,
             tokens_per_s=tokens_per_s,
         )
-
-    def _save_soon(self) -> None:
-        """Save the newest committed state, unless it is already saved: consecutive rounds can admit the same members.
-
-        The optimizer's moments are written before the next interval changes them.
-        """
-        assert self._trainer is not None
-        assert self._inner is not None
-        state = self._trainer.state
-        assert state is not None
-        certificate = self._trainer.certificate
-        if state.digest == self._saved:
-            return
-        self._saved = state.digest
-        read_inner = self._inner.state
-        inner = self._trainer.between_intervals(lambda: write_inner(self._folder, read_inner()))
-        self._saving.soon(PendingCheckpoint(state=state, certificate=certificate, inner=inner))
 
     def _warn(self, error: ConfigError) -> None:
         self._node.emitter.warning(error.message, remedy=error.remedy)

@@ -24,6 +24,7 @@ from swarm.testing import virtual_time
 from swarm.training.data.local_data import LocalData
 from swarm.training.evidence.bans import Ban, Verdict
 from swarm.training.evidence.evidence import EvidenceFolder
+from swarm.training.member.checkpoint_writer import PendingCheckpoint
 from swarm.training.member.run_member import RunMemberOptions
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.run.run_config import RunConfig
@@ -48,7 +49,6 @@ from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity
 from swarm_node.roles import training as roles_training
 from swarm_node.roles.training import LINKS_S, RunTraining
-from swarm_node.roles.training_files import PendingCheckpoint
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 from swarm_protocol.control_messages import TrainingStatus
@@ -72,6 +72,7 @@ def training_of(emitter: Emitted, waiting: Waiting | None = None) -> RunTraining
     training._run = cast(Any, SimpleNamespace(run_id="r", config=RUN.config))
     training._trainer = cast(Any, SimpleNamespace(waiting=waiting, report=None, bans=()))
     training._metrics = cast(Any, SimpleNamespace(count=lambda event: None))
+    training._saving = cast(Any, SimpleNamespace(after=lambda *_: None))
     training._links = LinkWatch()
     training._begun = True
     training._standing = {}
@@ -172,7 +173,7 @@ def make_training(folder: Path, out: io.StringIO, saved: list[PendingCheckpoint]
             between_intervals=lambda _function: Future(),
         ),
     )
-    training._saving = cast("Any", SimpleNamespace(soon=saved.append))
+    cast("Any", training._saving).soon = saved.append
     return training
 
 
@@ -319,7 +320,7 @@ def test_member_s_own_data_and_tokenizer_are_used_for_training_and_export(
     books, words = tmp_path / "books", tmp_path / "words.json"
     seen: list[object] = []
 
-    def prepared(_run: object, _options: object, data: LocalData, _start: object) -> NoReturn:
+    def prepared(_run: object, _options: object, data: LocalData, *_: object) -> NoReturn:
         seen.append((data.path, data.tokenizer))
         raise ConfigError("enough")
 

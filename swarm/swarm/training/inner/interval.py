@@ -18,7 +18,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -95,10 +95,12 @@ def prepare(
     local: LocalOptions = ONE_CPU,
     data: LocalData = DEFAULT_DATA,
     bring: Callable[[], Tensor] | None = None,
+    moments: Mapping[str, Tensor] | None = None,
 ) -> TrainingSetup:
     """Make the setup of a run's config on this machine. Blocks for seconds, or until the data is tokenized.
 
-    `bring` is that of `TrainingSetup`, for a run that starts from a checkpoint. Raises ConfigError or IntegrityError.
+    `bring` is that of `TrainingSetup`, for a run that starts from a checkpoint. `moments` are those of the member's
+    newest checkpoint. Raises ConfigError or IntegrityError.
     """
     has_checkpoint = bool(config.start.checkpoint)
     if has_checkpoint and bring is None:
@@ -113,6 +115,12 @@ def prepare(
     warm_up()  # so that the first round does not wait for a compiler
     # last, since it may start worker processes, which the caller must end
     inner = InnerLoop(config, model, corpus, local)
+    if moments is not None:
+        try:
+            inner.load_state(moments)
+        except BaseException:
+            inner.close()
+            raise
     give_back()
     release_code()
     if has_checkpoint:

@@ -21,6 +21,7 @@ from torch.utils.data import default_collate
 
 from swarm.training.data.corpus import windows_of
 from swarm.training.inner.inner_loop import IntervalResult, take_steps
+from swarm.training.inner.optimizers import NO_MOMENTS
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_weights, refuse_module_run
@@ -161,6 +162,10 @@ class ModuleInner:
             self.load(local_N)
             for each, mode in modes:
                 each.training = mode
+
+    def state(self) -> dict[str, list[Tensor]]:
+        """Return that there are no moments: the author's optimizer begins anew after a restart."""
+        return {name: [x] for name, x in NO_MOMENTS.items()}
 
     def close(self) -> None:
         """Do nothing."""

@@ -1,32 +1,40 @@
-"""The files of a node that trains: checkpoints of the run, and chunks of a state that is being fetched.
+"""Writes a member's checkpoints while it trains: one at a time, in a task that the writer owns.
 
-`CheckpointWriter` writes one checkpoint at a time. While it writes, newer states replace each other, and the newest is
-written next, so the last state is never skipped. Checkpoints that are kept permanently wait for their turn, unless the
-disk is too slow for the run. A failed write is reported once, and again only after a write that succeeded, since a full
-disk stays full for many outer steps. It owns one task.
-
-`ChunkFolder` keeps one file per chunk, named by its digest, so that a killed node continues with the chunks it has.
-Readers check each chunk against its digest, so files are neither flushed nor renamed: a chunk damaged by a crash is
-fetched again. A failing disk causes a warning, and a restart then begins the fetch anew; the fetch itself goes on. It
-blocks, and belongs to one process.
+While one is written, newer states replace each other, and the newest is written next, so the last state is never
+skipped. Checkpoints that are kept permanently wait for their turn, unless the disk is too slow for the run. A failed
+write is reported once, and again only after a write that succeeded, since a full disk stays full for many outer steps.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
+
+from swarm_protocol.errors import ConfigError, RoundError
+from torch import Tensor
 
 from swarm.training.inner.optimizers import NO_MOMENTS
-from swarm.training.state.checkpoint import Checkpoint, is_kept, save_checkpoint
-from swarm.training.state.replica_state import CHUNK_BYTES, ReplicaState
-from swarm_protocol.errors import ConfigError, RoundError
+from swarm.training.member.run_member import RunMember
+from swarm.training.state.checkpoint import (
+    Checkpoint,
+    discard_unfinished,
+    is_kept,
+    load_newest,
+    save_checkpoint,
+    write_inner,
+)
+from swarm.training.state.replica_state import ReplicaState
+from swarm.training.trainer_events import Admitted, OuterStep, RunResumed, TrainingEvent
 
 logger = logging.getLogger(__name__)
+
+Moments: TypeAlias = Callable[[], Mapping[str, Sequence[Tensor]]]
+"""`InnerLoop.state`, or that of another inner loop."""
 
 MAX_WAITING = 3
 """Maximum number of states that wait for the disk. Each takes 8 bytes of memory per parameter."""
@@ -46,15 +54,18 @@ class PendingCheckpoint:
 
 
 class CheckpointWriter:
-    """Writes checkpoints. `on_saved` is called after each, `on_failure` at the first of consecutive failures."""
+    """Writes checkpoints. `on_saved` is called after each, `on_failure` at the first of consecutive failures.
+
+    `keep` and `keep_every` are those of `save_checkpoint`.
+    """
 
     def __init__(
         self,
         folder: Path,
         *,
-        keep: int,
+        keep: int = 2,
         keep_every: int = 0,
-        on_saved: Callable[[int, Path], None],
+        on_saved: Callable[[int, Path], None] = lambda _step, _path: None,
         on_failure: Callable[[ConfigError], None],
     ) -> None:
         self._folder = folder
@@ -63,8 +74,32 @@ class CheckpointWriter:
         self._on_saved = on_saved
         self._on_failure = on_failure
         self._is_failing = False
+        self._saved = b""
         self._waiting: list[PendingCheckpoint] = []
         self._task: asyncio.Task[None] | None = None
+
+    def resume(self) -> Checkpoint | None:
+        """Return the newest checkpoint, or None, after deleting what a killed process left unfinished. Blocks."""
+        discard_unfinished(self._folder)
+        return load_newest(self._folder)
+
+    def after(self, event: TrainingEvent, member: RunMember, moments: Moments) -> None:
+        """Save the member's committed state soon, if `event` changed it or what proves it.
+
+        After a restart, a member must find the state from which it has voted. Consecutive rounds can admit the same
+        members, and the state is then saved already. `moments` returns the inner optimizer's, in the thread that
+        trains, before the next interval changes them.
+        """
+        if not isinstance(event, OuterStep | Admitted | RunResumed):
+            return
+        state = member.state
+        assert state is not None
+        # a resume order leaves the state as it is, but its certificate is new
+        if state.digest == self._saved and not isinstance(event, RunResumed):
+            return
+        self._saved = state.digest
+        inner = member.between_intervals(lambda: write_inner(self._folder, moments()))
+        self.soon(PendingCheckpoint(state=state, certificate=member.certificate, inner=inner))
 
     def soon(self, snapshot: PendingCheckpoint) -> None:
         """Save `snapshot`, unless a newer one comes before its turn. Raises an unexpected error of an earlier save."""
@@ -144,49 +179,3 @@ def _discard(snapshot: PendingCheckpoint) -> None:
 
     if not snapshot.inner.cancel():
         snapshot.inner.add_done_callback(delete)
-
-
-class ChunkFolder:
-    """Implements `ChunkStore`. It never holds more than `max_bytes`."""
-
-    def __init__(self, folder: Path, *, max_bytes: int) -> None:
-        self._folder = folder
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._has_failed = False
-
-    def resume(self, digests: Collection[bytes]) -> Iterator[bytes]:
-        wanted = {digest.hex() for digest in digests}
-        self._num_bytes = 0
-        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
-            try:
-                size = path.stat().st_size
-                if path.name not in wanted or size > CHUNK_BYTES or self._num_bytes + size > self._max_bytes:
-                    path.unlink()
-                    continue
-                self._num_bytes += size
-                yield path.read_bytes()
-            except OSError as error:
-                self._warn(error)
-
-    def keep(self, digest: bytes, data: bytes) -> None:
-        if self._has_failed or self._num_bytes + len(data) > self._max_bytes:
-            return
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            (self._folder / digest.hex()).write_bytes(data)
-        except OSError as error:
-            self._warn(error)
-        else:
-            self._num_bytes += len(data)
-
-    def clear(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._num_bytes = 0
-
-    def _warn(self, error: OSError) -> None:
-        if not self._has_failed:
-            logger.warning(
-                "after a restart the state must be fetched anew: %s cannot be used (%s)", self._folder, error
-            )
-        self._has_failed = True

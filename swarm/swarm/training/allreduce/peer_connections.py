@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from swarm_protocol.commit_messages import MAX_BYTES_PER_S
-from swarm_protocol.errors import PeerError, PeerTimeout, PeerUnreachable
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 
 from swarm.network.interface import Network, Stream
 from swarm.training.allreduce.parts import MIN_AHEAD_FRAMES
@@ -153,6 +153,6 @@ class PeerConnections:
             self.network.links.answered(peer, asyncio.get_running_loop().time() - asked_s)
         except (PeerTimeout, PeerUnreachable):
             return False
-        except PeerError:
-            pass  # a refusal is an answer
+        except SwarmError:
+            pass  # a refusal is an answer, whichever error the peer sends
         return True

@@ -20,7 +20,7 @@ from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerCon
 from swarm.training.run.methods import Methods
 from swarm.trust.standard_aggregators import get_aggregator
 from swarm_compression import get_codec
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation
+from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation
 
 SOON_S = QUIET_S + SILENT_S + 1.0
 """The longest time until a silent member counts as gone, on a connection that carries a few thousand values at once."""
@@ -54,6 +54,10 @@ async def refuses(_timeout_s: float) -> bytes:
     raise PeerRefused("not now")
 
 
+async def sends_an_error_that_is_not_its_own(_timeout_s: float) -> bytes:
+    raise ConfigError("no such setting")
+
+
 def streams_over(network: StubNetwork) -> PartStreams:
     connections = PeerConnections(network=cast("Any", network), methods=Methods("run"))
     scheme = ReductionScheme(codec=get_codec("int8"), aggregator=get_aggregator("mean", {}))
@@ -83,7 +87,7 @@ def test_member_counts_as_gone_within_seconds_when_it_sends_nothing_and_answers_
     assert QUIET_S + SILENT_S <= waited_s < SOON_S
 
 
-@pytest.mark.parametrize("answer", [answers, refuses])
+@pytest.mark.parametrize("answer", [answers, refuses, sends_an_error_that_is_not_its_own])
 def test_member_is_waited_for_when_it_answers_calls(answer: Callable[[float], Awaitable[bytes]]) -> None:
     assert seconds_until_silent(answer, work_s=100.0) is None
 

@@ -37,7 +37,9 @@ MAX_AGAIN_S = 60.0
 """Pause after lost peers were found, where they are lost again at each check: finding them publishes all records again.
 It doubles from `CHECK_S`."""
 REFRESH_S = 60.0
-MAX_KNOWN_PEERS = 64
+MAX_KNOWN_PEERS = 1024
+"""Maximum peers that are remembered: at least twice the members of the routing table, so that these leave room for lost
+peers."""
 NUM_DIALS = 8
 NUM_LOST_DIALS = 2
 """Lost peers that are pinged every REFRESH_S while others are there. Most of them have left for good."""

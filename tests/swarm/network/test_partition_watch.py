@@ -236,7 +236,8 @@ def test_seed_is_dialled_only_while_its_machine_accepts_connections(
     virtual_time.run(main())
 
 
-def test_lost_peer_is_met_again_although_no_seed_is_missing() -> None:
+@pytest.mark.parametrize("num_others", [0, 500])
+def test_lost_peer_is_met_again_although_no_seed_is_missing(num_others: int) -> None:
     control, dht, healed = Control(), Dht(), []
 
     async def on_healed() -> None:
@@ -245,6 +246,9 @@ def test_lost_peer_is_met_again_although_no_seed_is_missing() -> None:
     async def main() -> None:
         async with watching(control, on_healed, dht=dht):
             dht.members[LOST] = (LOST_ADDR,)
+            dht.members |= {
+                Identity(number.to_bytes(32)).peer_id: (LOST_ADDR,) for number in range(100, 100 + num_others)
+            }
             await asyncio.sleep(2 * CHECK_S)
             del dht.members[LOST]  # as after a partition
             await asyncio.sleep(3 * REFRESH_S)

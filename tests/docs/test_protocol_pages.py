@@ -11,6 +11,7 @@ from support.site_pages import ROOT, hooks, written
 from swarm.network import framing, network_entry
 from swarm.network.discovery import mdns_messages
 from swarm.network.paths import introductions, opener, own_addresses, peer_addresses
+from swarm.network.peer_budgets import NUM_GUARANTEED
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
 from swarm.training.run.methods import Methods
@@ -169,6 +170,7 @@ def test_relay_page_has_the_limits_and_statuses() -> None:
         f"| circuits of one peer, either end | {bounds.circuits_per_peer} |",
         f"| circuits from one peer to another | {bounds.circuits_per_pair} |",
         f"| requests of one peer at a time | {bounds.circuits_per_peer + 1} |",
+        f"| requests of all peers at a time | {bounds.requests}; beyond it, {NUM_GUARANTEED} of each peer |",
         f"| a circuit without a byte for | {bounds.idle_s:.0f} s |",
     ):
         assert said in relay

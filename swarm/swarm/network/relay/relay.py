@@ -30,7 +30,7 @@ from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, r
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.multiaddr import addr_text, is_relayed, peer_id_bytes, peer_id_text
-from swarm.network.peer_budgets import greediest
+from swarm.network.peer_budgets import PeerSlots, greediest
 from swarm.network.rate import write
 from swarm.network.relay.circuit_messages import (
     HOP,
@@ -59,12 +59,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayLimits:
-    """Bounds what a relay holds for others. A reservation costs one open file, a circuit two and up to 3 MiB while its
-    ends are slow. Together they take fewer than the 1,024 files that a process may usually open, and leave some for the
-    node itself.
+    """Bounds what a relay holds for others. A request or a reservation costs one open file, a circuit two and up to
+    3 MiB while its ends are slow. Together they take fewer than the 1,024 files that a process may usually open, and
+    leave some for the node itself.
 
     `circuits_per_pair` bounds the circuits from one peer to another. libp2p needs a single one, and without this bound
     one peer could use up all circuits of another peer.
+
+    `requests` bounds the requests of all peers at a time, those with a reservation or circuit included. Beyond it each
+    peer may still have a few, as in `PeerSlots`.
 
     `idle_s`: a circuit without a byte for this time is closed, at the latest after twice this time. libp2p itself sends
     something every 30 s, so this only closes circuits whose ends have vanished.
@@ -77,6 +80,7 @@ class RelayLimits:
     circuits: int = 256
     circuits_per_peer: int = 64
     circuits_per_pair: int = 4
+    requests: int = 640
     idle_s: float = 100.0
     bytes_per_s: float = math.inf
 
@@ -129,7 +133,7 @@ class Relay:
         self._limits = limits
         self._reserved: dict[str, asyncio.StreamWriter] = {}
         self._circuits: dict[asyncio.StreamWriter, Ends] = {}  # by the source's stream, the source and the target
-        self._num_requests: Counter[str] = Counter()  # by peer, reservations and circuits included
+        self._requests = PeerSlots[str](per_peer=lambda: self._limits.circuits_per_peer + 1, in_all=limits.requests)
         self._incoming = IncomingStreams(tasks, self._serve_one, limit=SPLICE_BYTES)
 
     @property
@@ -164,13 +168,13 @@ class Relay:
         self._incoming.close()
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer_id = ""
+        slot = contextlib.ExitStack()
         try:
             async with asyncio.timeout(OPENING_TIMEOUT_S):
                 info = await read_message(reader, p2pd_pb2.StreamInfo)
                 peer_id = peer_id_text(info.peer)
-                self._num_requests[peer_id] += 1
-                target = await self._read_request(peer_id, info.addr, reader)
+                has_room = slot.enter_context(self._requests.taken(peer_id))
+                target = await self._read_request(peer_id, info.addr, reader, has_room=has_room)
             await self._admit(peer_id, target)
             if target is None:
                 await self._reserve(peer_id, reader, writer)
@@ -184,11 +188,13 @@ class Relay:
             pass  # the peer sent nothing in time, or has left
         finally:
             writer.transport.abort()
-            _uncount(self._num_requests, peer_id)
+            slot.close()
 
-    async def _read_request(self, peer_id: str, addr: bytes, reader: asyncio.StreamReader) -> str | None:
+    async def _read_request(
+        self, peer_id: str, addr: bytes, reader: asyncio.StreamReader, *, has_room: bool
+    ) -> str | None:
         """Return the peer to connect with, or None for a reservation. Raises CircuitRefused."""
-        if self._num_requests[peer_id] > self._limits.circuits_per_peer + 1:
+        if not has_room:
             raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
         try:
             if is_relayed(addr_text(addr)):
@@ -356,9 +362,3 @@ async def _close(writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError):
         async with asyncio.timeout(LINGER_S):
             await writer.wait_closed()
-
-
-def _uncount(counter: Counter[str], key: str) -> None:
-    counter[key] -= 1
-    if counter[key] <= 0:
-        del counter[key]

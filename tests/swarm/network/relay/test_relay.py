@@ -30,6 +30,7 @@ from swarm.network.libp2p_network import (
 from swarm.network.multiaddr import peer_id_bytes
 from swarm.network.network_entry import HELLO, hello_answer
 from swarm.network.paths import own_addresses
+from swarm.network.peer_budgets import PeerSlots
 from swarm.network.relay import relay, reservations
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, hop_status, reserve_request
 from swarm.network.relay.relay import Circuit, Relay, RelayLimits
@@ -413,6 +414,32 @@ def test_member_with_all_circuits_that_it_may_have_keeps_nobody_out(
             assert await trio.echoes()
             for _, writer in answers:
                 writer.transport.abort()
+
+    shared_trio(case)
+
+
+def test_requests_that_one_peer_leaves_open_keep_no_other_from_a_relay(
+    shared_trio: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(trio: Trio) -> None:
+        requests = PeerSlots[str](per_peer=lambda: 65, in_all=8)
+        monkeypatch.setattr(trio.relay._relay, "_requests", requests)
+        request = connect_request(trio.hidden.peer_id)
+        async with bare_host(trio.relay, "test") as greedy, bare_host(trio.relay, "test") as honest:
+            num_refused = trio.relay.relay_counts.refusals["refused"]
+            writers = [(await greedy.open_stream(trio.relay.peer_id, HOP))[1] for _ in range(9)]
+            for writer in writers:
+                writer.write(request[:1])
+
+            async def are_open() -> bool:
+                is_one_refused = trio.relay.relay_counts.refusals["refused"] == num_refused + 1
+                return is_one_refused and requests.held_by(greedy.peer_id) == 8
+
+            await eventually(are_open)
+            status, writer = await ask(honest, trio.relay, request)
+            assert status == CircuitStatus.OK
+            for each in (*writers, writer):
+                each.transport.abort()
 
     shared_trio(case)
 

@@ -120,8 +120,8 @@ class Libp2pStream:
         try:
             async with asyncio.timeout(self._timeout_s):
                 for kind, piece in () if is_out else framing.pieces(message):
-                    await self._spend(framing.cost(len(piece)))
                     await self._drain()
+                    await self._spend(framing.cost(len(piece)))  # last: a cancelled wait must not cost credit
                     # a long message is copied piece by piece, so that only unacknowledged pieces of it are kept
                     is_long = len(message) > framing.CHUNK_BYTES
                     self._write_piece(kind, bytes(piece) if is_long and self._keeps_sent else piece)

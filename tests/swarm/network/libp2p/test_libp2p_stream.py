@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 from swarm.network import framing
@@ -67,6 +68,22 @@ def test_messages_do_not_count_as_unread_once_taken() -> None:
                 await sender.send(bytes(size))
                 assert len(await receiver.receive()) == size
                 assert budget.num_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_message_that_is_cancelled_before_it_begins_costs_no_credit() -> None:
+    async def main() -> None:
+        near, far = socket.socketpair()
+        async with _stream(near) as sender, _stream(far) as receiver:
+            with mock.patch.object(sender, "_drain", asyncio.Event().wait):  # as while the line is full
+                for _ in range(2 * framing.WINDOW_BYTES // framing.CHUNK_BYTES):
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(0):
+                            await sender.send(bytes(framing.CHUNK_BYTES + 1))
+            async with asyncio.timeout(5):
+                await sender.send(bytes(framing.CHUNK_BYTES + 1))
+                assert len(await receiver.receive()) == framing.CHUNK_BYTES + 1
 
     asyncio.run(main())
 

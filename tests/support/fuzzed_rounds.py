@@ -279,6 +279,7 @@ def check_bounded(state: RoundState) -> None:
     most = MAX_HEARD + len(state.setup.roster)
     in_group = len(state.signed.group.members) if state.signed else 0
     assert len(state.known) <= MAX_HEARD
+    assert state.attempts.named.keys() <= {*state.known, *state.setup.roster, state.setup.me}
     assert len(state.reports) <= most
     assert state.heard <= set(state.setup.roster)
     assert max(len(state.voting.prepare_votes), len(state.voting.commit_votes)) <= most + in_group

@@ -94,10 +94,11 @@ def follow(state: RoundState, peer: str, attempt: int, now: float) -> Transition
     """
     if attempt > MAX_BELIEVED_ATTEMPT:
         return state, []
-    named = {**state.attempts.named, peer: max(attempt, state.attempts.named.get(peer, 0))}
-    state = replace(state, attempts=replace(state.attempts, named=named))
     members = set(state.setup.roster) or {*state.known, state.setup.me}
-    reached = sorted((named[each] for each in members & named.keys()), reverse=True)
+    if peer in members:
+        named = {**state.attempts.named, peer: max(attempt, state.attempts.named.get(peer, 0))}
+        state = replace(state, attempts=replace(state.attempts, named=named))
+    reached = sorted(state.attempts.named.values(), reverse=True)
     num_needed = len(members) // 3 + 1
     if len(reached) >= num_needed and reached[num_needed - 1] > state.attempt:
         return _go_on(state, reached[num_needed - 1], now)

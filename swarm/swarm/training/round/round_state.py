@@ -152,9 +152,9 @@ class Faults:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempts:
     """Counts the attempts at this step. `num_failed` have failed. Single peers have moved this member to later attempts
-    `num_moved` times, and may move it again from `movable_at` on, to `later`. `named` maps peers to the latest attempt
-    at which they were seen ahead of this member. Since `short_since`, too few members of the state for a group have
-    been there."""
+    `num_moved` times, and may move it again from `movable_at` on, to `later`. `named` maps members of the
+    roster (without one, known peers) to the latest attempt at which they were seen ahead of this member. Since
+    `short_since`, too few members of the state for a group have been there."""
 
     num_failed: int = 0
     num_moved: int = 0

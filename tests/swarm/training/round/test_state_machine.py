@@ -171,6 +171,13 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
     assert len(state.voting.commit_votes) <= 1024
 
 
+def test_attempts_that_strangers_name_before_there_is_a_roster_are_bounded() -> None:
+    state = machine.begin(setup(roster=()), accused={})
+    for number in range(1500):
+        state, _ = machine.step(state, Sighted(peer=f"stranger {number}", attempt=number + 1), 0.0)
+    assert len(state.attempts.named) <= 1024
+
+
 @pytest.mark.parametrize("tellers", [(OTHERS[0], OTHERS[0]), (OTHERS[1], COORDINATOR)], ids=["itself", "others"])
 def test_member_that_leaves_twice_in_a_step_is_left_out_and_the_reporting_peers_are_not(
     tellers: tuple[str, str],

@@ -107,8 +107,11 @@ def follow(state: RoundState, peer: str, attempt: int, now: float) -> Transition
 
 def move(state: RoundState, attempt: int, now: float) -> Transition:
     """Move to a later `attempt` that another member has named, at most MAX_LONE_MOVES times, so that no member can end
-    every attempt that gets under way. Each move delays the next one for longer."""
-    if state.attempts.num_moved >= MAX_LONE_MOVES:
+    every attempt that gets under way. Each move delays the next one for longer.
+
+    No single member can name so late an attempt that others would not be believed any more when they name later ones.
+    """
+    if state.attempts.num_moved >= MAX_LONE_MOVES or attempt > MAX_BELIEVED_ATTEMPT // 2:
         return state, []
     if now < state.attempts.movable_at:
         return replace(state, attempts=replace(state.attempts, later=max(state.attempts.later, attempt))), []

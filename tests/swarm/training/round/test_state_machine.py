@@ -63,7 +63,7 @@ from swarm.training.round.round_events import (
     Sign,
     Tick,
 )
-from swarm.training.round.round_state import DOUBTED_S
+from swarm.training.round.round_state import DOUBTED_S, MAX_BELIEVED_ATTEMPT
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.identity import Identity, short_id
@@ -394,6 +394,14 @@ def test_attempt_number_that_leaves_no_room_for_later_ones_is_ignored() -> None:
     assert (state.attempt, state.phase) == (1, "resting"), "the next coordinator must be asked"
     state, _ = run([(0.0, OFFER), (1.0, Sighted(peer=OTHERS[0], attempt=last))], setup(roster=()))
     assert state.attempt == 0
+
+
+def test_attempt_that_a_single_peer_names_leaves_room_to_follow_others_afterwards() -> None:
+    """A member that comes back could otherwise never follow the others from there, and the run would wait for it."""
+    state, _ = run([(0.0, OFFER), (1.0, Sighted(peer=OTHERS[0], attempt=MAX_BELIEVED_ATTEMPT))])
+    assert state.attempt == 0
+    state, _ = machine.step(state, Sighted(peer=OTHERS[1], attempt=MAX_BELIEVED_ATTEMPT), 1.0)
+    assert state.attempt == MAX_BELIEVED_ATTEMPT
 
 
 def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:

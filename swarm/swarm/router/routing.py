@@ -196,7 +196,7 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
 
 
 def _load(usable: Usable, context: RoutingContext) -> Floats:
-    """Return by how much each server takes longer [P], for the load by other sessions and by this one."""
+    """Return the factor by which the load of other sessions and of this one slows each server down [P]."""
     load, max_tokens, factors = context.load, context.max_tokens, context.cost_factors
     return np.array(
         [

@@ -257,10 +257,10 @@ class Reservations:
         return reader, writer
 
     async def _prepare(self, relay: RelayCandidate) -> None:
-        """Raises PeerUnreachable if a relay that the operator named is neither connected nor there.
+        """Close the connections to a relay if all lead through other relays: the relay gives no reservation over them,
+        and the daemon makes no direct connection beside them. Wait until no small call with the relay is under way.
 
-        Close the connections to it if all lead through other relays: the relay gives no reservation over them, and the
-        daemon makes no direct connection beside them. Wait until no small call with the relay is under way.
+        Raises PeerUnreachable if the operator named the relay, and it is neither connected nor there.
         """
         peer_id = relay.peer_id
         addrs = (await self._host.connected_peers()).get(peer_id, ())

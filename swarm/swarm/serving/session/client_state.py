@@ -28,7 +28,8 @@ MAX_PREFIX_BYTES = 256 * 2**20
 session's own buffers may hold as much."""
 
 MAX_HELD_PAGES = 16_384
-"""Maximum pages whose servers are remembered: those of a quarter of a million tokens."""
+"""Maximum page keys whose servers are remembered: those of a quarter of a million tokens, or of half as many where
+several servers make a chain, since the first server of a chain has other keys than the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

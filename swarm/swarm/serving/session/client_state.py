@@ -31,6 +31,9 @@ MAX_HELD_PAGES = 16_384
 """Maximum page keys whose servers are remembered: those of a quarter of a million tokens, or of half as many where
 several servers make a chain, since the first server of a chain has other keys than the others."""
 
+MAX_HOLDERS = 16
+"""Maximum servers that are remembered for a page: those that computed it last."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionOptions:
@@ -55,19 +58,20 @@ class PageHolders:
     a conversation goes on fastest there. One that does not computes them again, and then has them."""
 
     def __init__(self) -> None:
-        self._peers = NewestItems[bytes, frozenset[str]](MAX_HELD_PAGES)
+        self._peers = NewestItems[bytes, tuple[str, ...]](MAX_HELD_PAGES)
 
     def add(self, peer_id: str, keys: Sequence[bytes]) -> None:
         # the first pages are set last, so that they are dropped last: without them the others are of no use
         for key in reversed(keys):
-            self._peers[key] = self._peers.get(key, frozenset()) | {peer_id}
+            others = (other for other in self._peers.get(key, ()) if other != peer_id)
+            self._peers[key] = (peer_id, *others)[:MAX_HOLDERS]
 
     def cached_tokens(self, keys: Sequence[bytes]) -> dict[str, int]:
         """Return for each server how many of the first tokens of the pages with these keys it probably has."""
         found: dict[str, int] = {}
-        holders = self._peers.get(keys[0], frozenset()) if keys else frozenset()
+        holders = set(self._peers.get(keys[0], ())) if keys else set()
         for index, key in enumerate(keys):
-            holders &= self._peers.get(key, frozenset())
+            holders.intersection_update(self._peers.get(key, ()))
             if not holders:
                 break
             found |= dict.fromkeys(holders, (index + 1) * PAGE_TOKENS)

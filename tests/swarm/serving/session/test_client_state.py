@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from swarm.serving.model.kv_pool import PAGE_TOKENS
-from swarm.serving.session.client_state import MAX_HELD_PAGES, PageHolders, PrefixStore
+from swarm.serving.session.client_state import MAX_HELD_PAGES, MAX_HOLDERS, PageHolders, PrefixStore
 from swarm.serving.session.replay_buffer import ReplayBuffer
 
 PAGE_BYTES = 2 * PAGE_TOKENS
@@ -55,3 +55,10 @@ def test_holders_forget_the_last_pages_of_the_oldest_prefix_first() -> None:
     holders.add("p", [b"%d" % number for number in range(MAX_HELD_PAGES - 1)])
     assert holders.cached_tokens([b"a", b"b"]) == {"p": PAGE_TOKENS}
     assert holders.cached_tokens([b"0", b"1"]) == {"p": 2 * PAGE_TOKENS}
+
+
+def test_holders_keep_the_servers_that_computed_a_page_last() -> None:
+    holders = PageHolders()
+    for number in (*range(MAX_HOLDERS + 4), 6):
+        holders.add(f"p{number}", [b"a"])
+    assert set(holders.cached_tokens([b"a"])) == {"p6", *(f"p{number}" for number in range(5, MAX_HOLDERS + 4))}

@@ -349,10 +349,10 @@ def test_chain_is_found_in_milliseconds_among_a_thousand_servers() -> None:
     find_chain(servers, 0, 126, context())
     times = []
     for _ in range(5):
-        since = time.perf_counter()
+        since = time.process_time()  # the machine is busy with other tests
         find_chain(servers, 0, 126, context())
-        times.append(time.perf_counter() - since)
-    assert min(times) < 0.05  # ten times the bench's result, for a machine that is busy with other tests
+        times.append(time.process_time() - since)
+    assert min(times) < 0.05  # ten times the bench's result
 
 
 def test_missing_spans_count_only_servers_that_serve_now() -> None:

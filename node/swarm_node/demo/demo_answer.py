@@ -109,6 +109,7 @@ def complete_undisturbed(
 ) -> str:
     """Return the completion of `prompt`: greedy at temperature 0, otherwise sampled with `seed`. Blocks."""
     import torch  # noqa: PLC0415
+    from swarm.serving.model.attention import cache_argument  # noqa: PLC0415
     from swarm.serving.sampling.drawing import pick  # noqa: PLC0415
     from swarm_protocol.session_frames import TokenDraw  # noqa: PLC0415
     from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache  # noqa: PLC0415
@@ -118,12 +119,12 @@ def complete_undisturbed(
     torch.set_num_threads(1)  # as on the nodes: for a model this small, synchronizing threads costs more than it saves
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
-    cache = DynamicCache()
+    cached = {cache_argument(model): DynamicCache()}
     answer: list[int] = []
     new = tokenizer.encode(prompt)
     with torch.inference_mode():
         for index in range(max_new_tokens):
-            logits_BTV = model(torch.tensor([new]), past_key_values=cache, use_cache=True).logits
+            logits_BTV = model(torch.tensor([new]), **cached, use_cache=True).logits
             token = pick(logits_BTV[0, -1], TokenDraw(temperature=temperature, seed=seed, index=index))
             answer.append(token)
             new = [token]

@@ -51,6 +51,7 @@ def measure(device: str) -> Speeds:
     """Run the reference block on torch's `device`. Takes about 1.5 s."""
     # imported late: it takes a second, and most starts use cached speeds
     with lean_imports():
+        from swarm.serving.model.attention import cache_argument  # noqa: PLC0415
         from transformers import DynamicCache, LlamaConfig, LlamaModel  # noqa: PLC0415
 
     config = LlamaConfig(
@@ -65,7 +66,7 @@ def measure(device: str) -> Speeds:
     model = LlamaModel(config).to(device)
     prompt_BTD = torch.zeros(1, PREFILL_TOKENS, HIDDEN, device=device)
     batch_BTD = torch.randn(TRAINING_ROWS, TRAINING_TOKENS, HIDDEN, device=device)
-    cache = DynamicCache(config=config)
+    cached = {cache_argument(model): DynamicCache(config=config)}
 
     def prefill() -> None:
         with torch.inference_mode():
@@ -73,7 +74,7 @@ def measure(device: str) -> Speeds:
 
     def decode() -> None:
         with torch.inference_mode():
-            model(inputs_embeds=prompt_BTD[:, :1], past_key_values=cache, use_cache=True)
+            model(inputs_embeds=prompt_BTD[:, :1], **cached, use_cache=True)
 
     def train() -> None:
         model(inputs_embeds=batch_BTD, use_cache=False).last_hidden_state.square().mean().backward()

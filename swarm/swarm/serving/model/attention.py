@@ -19,6 +19,7 @@ keys and values, D width of a head, S slots of the pool.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ MAX_PADDED_TOKENS = 2**18
 """Maximum positions, with padding, that an accelerator copies together for one call."""
 
 RAGGED = "swarm_ragged"
+
+
+def cache_argument(model: nn.Module) -> str:
+    """Return the name of the argument with which `model` is given its cache: transformers 5.24 has renamed it."""
+    return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import torch
 from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
-from swarm.serving.model.attention import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder
+from swarm.serving.model.attention import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder, cache_argument
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.fused_decode import FusedBlocks, fused_blocks
 from swarm.serving.model.kv_pool import KVPool, KVShape
@@ -56,6 +56,7 @@ class Span:
         self._layer_types = list(getattr(model.config, "layer_types", None) or ())
         self._chosen = (start, end)
         self._local_attention = model.config._attn_implementation
+        self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._wraps_output = False  # whether the blocks return tuples, once one has run
         self.is_ragged = False
@@ -89,7 +90,7 @@ class Span:
         family = self._model.config.model_type
         try:
             with torch.inference_mode(), self._inputs(x) as (inputs, _):
-                self._model.base_model(**inputs, past_key_values=recorder, use_cache=True)
+                self._model.base_model(**inputs, **{self._cache_argument: recorder}, use_cache=True)
         except Exception as error:  # a family's own code may raise anything
             raise ConfigError(f"{family} does not run in parts: {error}", remedy=OTHER_FAMILY) from error
         if sorted(recorder.shapes) != list(range(self.end - self.start)):
@@ -209,7 +210,7 @@ class Span:
 
     def _compute(self, x: Tensor, pieces: Sequence[SequenceRows], cache: PoolCache) -> list[Tensor | None]:
         with self._inputs(x[None]) as (inputs, output):
-            inputs |= {"position_ids": cache.positions, "past_key_values": cache, "use_cache": True}
+            inputs |= {"position_ids": cache.positions, self._cache_argument: cache, "use_cache": True}
             if self._chosen[1] < self.num_blocks or all(piece.want is Want.NOTHING for piece in pieces):
                 hidden = self._model.base_model(**inputs).last_hidden_state
                 return _split(output[0][0] if output else hidden[0], pieces)

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.tiny_models import likeliest_tokens
 from swarm.serving.model import model_cut
+from swarm.serving.model.attention import cache_argument
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.model_files import open_model
@@ -21,6 +22,7 @@ from swarm.serving.model.span import Span, threads
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.model.weights import block_of_tensors
 from swarm_protocol.errors import ConfigError, IntegrityError
+from torch import Tensor
 from transformers import AutoModelForCausalLM, BertConfig, BloomConfig, OPTConfig, PreTrainedModel
 
 NUM_BLOCKS = 6
@@ -285,3 +287,14 @@ def test_number_of_threads_is_restored_after_a_failure() -> None:
     with pytest.raises(ValueError, match="why not"):
         fail()
     assert torch.get_num_threads() == usual
+
+
+def test_cache_is_given_by_the_name_that_the_version_of_transformers_has() -> None:
+    class Former(torch.nn.Module):
+        def forward(self, input_ids: Tensor, past_key_values: object = None) -> None:
+            del past_key_values
+
+    class Renamed(torch.nn.Module):
+        def forward(self, input_ids: Tensor, cache: object = None) -> None: ...
+
+    assert [cache_argument(each) for each in (Former(), Renamed())] == ["past_key_values", "cache"]

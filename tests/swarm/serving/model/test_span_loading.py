@@ -291,8 +291,8 @@ def test_load_names_family_and_block_when_the_cache_changes_the_result(
     """All calls with a cache are wrong in the same way, as for a family that keeps state outside the cache."""
     seen = GatheredCache.update
 
-    def shifted(cache: GatheredCache, keys: torch.Tensor, values: torch.Tensor, layer: int, *others: Any) -> Any:
-        keys, values = seen(cache, keys, values, layer, *others)
+    def shifted(cache: GatheredCache, keys: torch.Tensor, values: torch.Tensor, layer: int, **others: Any) -> Any:
+        keys, values = seen(cache, keys, values, layer, **others)
         return keys, 1.1 * values if layer == 1 else values
 
     monkeypatch.setattr(GatheredCache, "update", shifted)

@@ -67,6 +67,23 @@ INSTEAD: Mapping[str, str] = {
     "prompt": "its text as instructions and input",
 }
 """The fields that do what these older ones, or vLLM's, do elsewhere."""
+ELSEWHERE: Mapping[str, Mapping[str, str]] = {
+    "/v1/completions": {"messages": "prompt", "input": "prompt"},
+    "/v1/chat/completions": {
+        "prompt": "messages",
+        "input": "messages",
+        "instructions": "messages",
+        "text": "response_format",
+    },
+    "/v1/responses": {
+        "messages": "input",
+        "max_tokens": "max_output_tokens",
+        "response_format": "text.format",
+        "reasoning_effort": "reasoning.effort",
+        "verbosity": "text.verbosity",
+    },
+}
+"""The fields of each of these routes that the others have under other names."""
 PARSING = "There was an error parsing the body"
 """FastAPI's message for a body that is not JSON for a reason other than its grammar: not UTF-8, too deep, or a huge
 number."""
@@ -115,11 +132,11 @@ def _from_swarm(error: SwarmError, names: Mapping[str, str]) -> HttpError:
 
 def _from_route(error: Exception, request: Request) -> HttpError:
     if isinstance(error, RequestValidationError):
-        return _from_validation(error)
+        return _from_validation(error, request.url.path)
     return _from_http(error, request) if isinstance(error, HTTPException) else from_exception(error, request.url.path)
 
 
-def _from_validation(error: RequestValidationError) -> HttpError:
+def _from_validation(error: RequestValidationError, route: str) -> HttpError:
     # a field that takes two types reports both errors: the longer path is that of the type that was meant
     errors = error.errors()
     first = max(errors, key=lambda found: (len(found["loc"]), found["type"] not in {"string_type", "list_type"}))
@@ -135,7 +152,8 @@ def _from_validation(error: RequestValidationError) -> HttpError:
     if kind in {"misspelt", "extra_forbidden"}:
         given = [*path, first["ctx"]["name"]] if kind == "misspelt" else [*_path(first["loc"][:-1]), first["loc"][-1]]
         name = clean(".".join(map(str, given)), MAX_PATH_CHARS)
-        way = f"did you mean {first['ctx']['near']}?" if kind == "misspelt" else "leave it out"
+        near = ELSEWHERE.get(route, {}).get(name) or first.get("ctx", {}).get("near")
+        way = f"did you mean {near}?" if near else "leave it out"
         return HttpError(400, f"unknown parameter '{name}': {way}", code="unknown_parameter", param=name)
     name, what = _what(errors, first)
     param = ".".join([*path, name] if name else path)
@@ -152,7 +170,8 @@ def _what(errors: Sequence[Mapping[str, Any]], first: Mapping[str, Any]) -> tupl
         return TAGS[kind], words({**first, "input": first["input"].get(TAGS[kind])})
     same = [found for found in errors if found["type"] in OTHER_KINDS and _path(found["loc"]) == _path(first["loc"])]
     others = [wanted(found) for found in same if found is not first] if kind in OTHER_KINDS else []
-    return "", " or ".join([words(first), *others])
+    what = " or ".join([words(first), *others])
+    return "", what.replace("it must", "each name must") if first["loc"][-1] == "[key]" else what
 
 
 def _path(loc: Sequence[str | int]) -> list[str]:

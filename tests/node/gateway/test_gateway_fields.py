@@ -125,6 +125,14 @@ def test_older_field_is_refused_with_the_field_that_has_replaced_it() -> None:
     assert all(way in message for way, message in zip(ways, messages, strict=True)), messages
 
 
+def test_field_of_another_endpoint_is_refused_with_its_name_here() -> None:
+    [text] = _errors("/completions", [{"messages": []}])
+    assert text["message"] == "unknown parameter 'messages': did you mean prompt?"
+    chat = _errors("/chat/completions", [{"input": "hi"}, {"instructions": "be brief"}, {"text": {}}])
+    says = ["did you mean messages?", "did you mean messages?", "did you mean response_format?"]
+    assert [error["message"].split(": ", 1)[1] for error in chat] == says
+
+
 @pytest.mark.parametrize("path", PLAIN)
 def test_unknown_field_is_refused_by_name_wherever_it_is(path: str) -> None:
     nested_body = {"stream_options": {"include_usage": True, "foo": 1}}

@@ -309,6 +309,7 @@ class Trainer:
             setup=setup,
             state=resumed.state if resumed else None,
             certificate=resumed.certificate if resumed else b"",
+            history=resumed.history if resumed else (),
             invitations=self._run_invitations,
         )
         return options if kept is None else options.kept_in(kept, kept / "evidence", self.run, self._network_id)

@@ -1,10 +1,13 @@
-"""Writes files completely or not at all: each is written beside its place, and then renamed."""
+"""Writes files completely or not at all: each is written beside its place, and then renamed. `joined` and `split` keep
+several items in one file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+_NUMBER_BYTES = 8
 
 
 def write_whole(path: Path, pieces: Iterable[bytes | bytearray | memoryview], *, is_flushed: bool = False) -> None:
@@ -33,3 +36,19 @@ def flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def joined(items: Iterable[bytes | bytearray | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
+    """Yield the bytes of a file with all `items`: each after its length."""
+    for each in items:
+        yield len(each).to_bytes(_NUMBER_BYTES, "big")
+        yield each
+
+
+def split(data: bytes) -> Iterator[bytes]:
+    """Yield the items whose `joined` bytes are `data`."""
+    position = 0
+    while position < len(data):
+        start = position + _NUMBER_BYTES
+        position = start + int.from_bytes(data[position:start], "big")
+        yield data[start:position]

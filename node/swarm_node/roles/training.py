@@ -130,6 +130,7 @@ class RunTraining:
             setup=setup,
             state=resumed.state if resumed else None,
             certificate=resumed.certificate if resumed else b"",
+            history=resumed.history if resumed else (),
             invitations=node.config.invitation,
             chunks=ChunkFolder(node.home.cache / "chunks" / run.run_id, max_bytes=8 * setup.theta_N.numel()),
             max_bytes_per_s=min(node.limits.up_bytes_per_s, node.limits.down_bytes_per_s),

@@ -166,8 +166,11 @@ def make_training(folder: Path, out: io.StringIO, saved: list[PendingCheckpoint]
         "Any",
         SimpleNamespace(
             report=None,
-            state=ReplicaState.initial(torch.zeros(2)),
-            certificate=b"before",
+            replica=SimpleNamespace(
+                current=ReplicaState.initial(torch.zeros(2)),
+                certificate=b"before",
+                history=SimpleNamespace(certificates=(b"first", b"before")),
+            ),
             digest=DIGEST,
             alone="",
             between_intervals=lambda _function: Future(),
@@ -184,7 +187,8 @@ def test_state_that_the_run_goes_on_from_is_saved_again_with_the_resume_order(tm
     training._tell(Admitted(step=5, group=("a", "b")))
     training._tell(Admitted(step=5, group=("a", "b")))
     assert [each.certificate for each in saved] == [b"before"], "the same state must not be written again"
-    cast("Any", training._trainer).certificate = b"order"
+    assert saved[0].history == (b"first", b"before")
+    cast("Any", training._trainer).replica.certificate = b"order"
     training._tell(RESUMED)
     assert [each.certificate for each in saved] == [b"before", b"order"]
 
@@ -420,14 +424,14 @@ def test_restarted_member_has_its_state_certificate_promises_and_evidence(
     node.network = cast("Any", SimpleNamespace(network_id="test"))
     node.limits = NO_LIMITS
     state = ReplicaState.initial(torch.ones(2))
-    save_checkpoint(folder, Checkpoint(state=state, inner={}, certificate=b"proof"), keep=1)
+    save_checkpoint(folder, Checkpoint(state=state, inner={}, certificate=b"proof", history=(b"first",)), keep=1)
     setup = SimpleNamespace(theta_N=torch.zeros(2))
     monkeypatch.setattr(training, "_prepare", lambda _resumed: setup)
     monkeypatch.setattr(roles_training, "RunMember", lambda *_, options, **__: options)
     options: RunMemberOptions = cast("Any", asyncio.run(training._make_trainer()))
     assert options.state is not None
     assert options.state.hashed_again().manifest == state.manifest
-    assert options.certificate == b"proof"
+    assert (options.certificate, options.history) == (b"proof", (b"first",))
     assert options.promises is not None
     promise = Promise(report=ready(1), first_attempt=7)
     options.promises.write(promise)

@@ -50,6 +50,7 @@ class PendingCheckpoint:
 
     state: ReplicaState
     certificate: bytes
+    history: tuple[bytes, ...]
     inner: Future[Path]
 
 
@@ -92,14 +93,15 @@ class CheckpointWriter:
         """
         if not isinstance(event, OuterStep | Admitted | RunResumed):
             return
-        state = member.state
-        assert state is not None
+        replica = member.replica
+        assert replica is not None
+        state, history = replica.current, replica.history.certificates
         # a resume order leaves the state as it is, but its certificate is new
         if state.digest == self._saved and not isinstance(event, RunResumed):
             return
         self._saved = state.digest
         inner = member.between_intervals(lambda: write_inner(self._folder, moments()))
-        self.soon(PendingCheckpoint(state=state, certificate=member.certificate, inner=inner))
+        self.soon(PendingCheckpoint(state=state, certificate=replica.certificate, history=history, inner=inner))
 
     def soon(self, snapshot: PendingCheckpoint) -> None:
         """Save `snapshot`, unless a newer one comes before its turn. Raises an unexpected error of an earlier save."""
@@ -154,6 +156,7 @@ class CheckpointWriter:
             inner=NO_MOMENTS,
             inner_file=await _moments(snapshot.inner),
             certificate=snapshot.certificate,
+            history=snapshot.history,
         )
         return await asyncio.to_thread(
             save_checkpoint, self._folder, found, keep=self._keep, keep_every=self._keep_every

@@ -51,7 +51,7 @@ from swarm.training.state.certificate_history import Proof, whom_to_ask
 from swarm.training.state.endorsement import EndorsementFile, Endorsements
 from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState, check_genesis
-from swarm.training.state.run_context import RunContext
+from swarm.training.state.run_context import RunContext, recall_history
 from swarm.training.state.state_download import ChunkStore
 from swarm.training.state.state_sync import claims_of, furthest, trainers
 from swarm.training.state.state_transfer import Fetcher
@@ -67,7 +67,7 @@ class RunMemberOptions:
     """Options of this member alone.
 
     `setup` is what the member trains with (`interval.prepare`); `RunMember.close` closes its inner loop. `clock`
-    measures the intervals. `state` is the state to resume from, with the `certificate` that proved it, if there is one.
+    measures the intervals. `state` is the state to resume from, `certificate` its proof, and `history` those before it.
     Without `promises`, a member that is started again with the same key could vote twice for one step;
     without `evidence`, it forgets whom it convicted. `invitations` may let it enter the run at once. `endorsements`
     keeps the author's newest endorsement. `max_bytes_per_s` is the limit that the node's operator set for sending or
@@ -79,6 +79,7 @@ class RunMemberOptions:
     clock: Callable[[], float] = time.monotonic
     state: ReplicaState | None = None
     certificate: bytes = b""
+    history: tuple[bytes, ...] = ()
     chunks: ChunkStore | None = None
     promises: PromiseStore | None = None
     evidence: EvidenceStore | None = None
@@ -258,11 +259,10 @@ class RunMember:
     def _credential(self) -> RunCredential | None:
         """Return the credential that this member shows when it enters the run, or None. Raises ConfigError if it was
         given an invitation to another run or for another node."""
-        given, now = self._options.invitations, self._network.now()
+        given, network, now = self._options.invitations, self._network, self._network.now()
         if not given:
             return None
-        network_id = self._network.network_id
-        credential = credential_of(given, self._network.peer_id, self._run.run_id, network_id=network_id, now=now)
+        credential = credential_of(given, network.peer_id, self._run.run_id, network_id=network.network_id, now=now)
         if credential is None:
             logger.warning("the invitation to %s has expired: going on without it", self._run.run_id)
         else:
@@ -305,6 +305,7 @@ class RunMember:
     async def _open(self) -> OuterSteps:
         """Create the outer steps, and start to answer peers."""
         context, options = await self._open_context(), self._options
+        await recall_history(context, options.history)
         steps = self._steps = OuterSteps(
             context,
             self._intervals,

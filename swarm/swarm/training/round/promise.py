@@ -13,7 +13,7 @@ import fcntl
 import hashlib
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from swarm_protocol.training_messages import Ready
 
 from swarm.training.allreduce.parts import part_digests
 from swarm.training.round.round_state import HeldLock, OwnPrepareVote, RoundState, with_coordinator
-from swarm.whole_files import write_whole
+from swarm.whole_files import joined, split, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class PromiseFile:
             raise self._damaged("its digest does not match")
         first_attempt = int.from_bytes(content[:_NUMBER_BYTES], "big")
         try:
-            report, *voted = _split(content[_NUMBER_BYTES:])
+            report, *voted = split(content[_NUMBER_BYTES:])
             own_vote = OwnPrepareVote(vote=Vote.from_bytes(voted[0]), origin=voted[1]) if voted else None
             promised = Ready.from_bytes(report)
         except (PeerViolation, ValueError, IndexError) as error:  # the digest shows that the file is whole
@@ -148,11 +148,11 @@ class PromiseFile:
         own_vote = promise.own_prepare_vote
         voted = own_vote.vote.outcome if own_vote else None
         kept = (promise.report.to_bytes(), *((own_vote.vote.to_bytes(), own_vote.origin) if own_vote else ()))
-        content = promise.first_attempt.to_bytes(_NUMBER_BYTES, "big") + b"".join(_joined(kept))
+        content = promise.first_attempt.to_bytes(_NUMBER_BYTES, "big") + b"".join(joined(kept))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if voted is not None and promise.parts and not self._parts_path(voted).exists():
-                write_whole(self._parts_path(voted), _joined(promise.parts))
+                write_whole(self._parts_path(voted), joined(promise.parts))
             write_whole(self._path, (hashlib.sha256(content).digest(), content), is_flushed=True)
             self._forget(voted)
         except OSError as error:
@@ -177,7 +177,7 @@ class PromiseFile:
         voted for. A damaged file is deleted, so that the parts are written again once this member has them."""
         path = self._parts_path(voted)
         try:
-            parts = tuple(_split(path.read_bytes()))
+            parts = tuple(split(path.read_bytes()))
         except OSError:
             return ()
         if part_digests(parts) == voted.part_digests:
@@ -191,17 +191,3 @@ class PromiseFile:
             f"what this member has voted for cannot be read from {self._path}: {how}",
             remedy="restore that file, or join with a new home: a member that forgets its votes could vote twice",
         )
-
-
-def _joined(items: Iterable[Data]) -> Iterator[Data]:
-    for each in items:
-        yield len(each).to_bytes(_NUMBER_BYTES, "big")
-        yield each
-
-
-def _split(data: bytes) -> Iterator[bytes]:
-    position = 0
-    while position < len(data):
-        start = position + _NUMBER_BYTES
-        position = start + int.from_bytes(data[position:start], "big")
-        yield data[start:position]

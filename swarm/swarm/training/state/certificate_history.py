@@ -133,6 +133,10 @@ class CertificateHistory:
     def rosters(self) -> tuple[tuple[str, ...], ...]:
         return tuple(link.roster for link in self._links)
 
+    @property
+    def certificates(self) -> tuple[bytes, ...]:
+        return tuple(link.certificate for link in self._links)
+
     def since(self, outer_step: int) -> tuple[Proof, ...]:
         """Return the links to the states of `outer_step` and later."""
         return tuple(link for link in self._links if link.outer_step >= outer_step)

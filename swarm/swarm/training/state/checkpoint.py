@@ -1,9 +1,9 @@
 """Checkpoints of a replica: written completely or not at all, and checked when they are read.
 
-A checkpoint is a folder `step-<outer step>` with the state, its manifest, the certificate that proves it to others, and
-the inner optimizer's moments. It is written to another folder, flushed to the disk, and then renamed: a crash at any
-byte, or a full disk, does not change the earlier checkpoints. If it replaces another checkpoint, that one is first
-renamed.
+A checkpoint is a folder `step-<outer step>` with the state, its manifest, the certificate that proves it to others,
+those of the states before it, and the inner optimizer's moments. It is written to another folder, flushed to the disk,
+and then renamed: a crash at any byte, or a full disk, does not change the earlier checkpoints. If it replaces another
+checkpoint, that one is first renamed.
 
 Tensors are in safetensors files: 8 bytes with the length of the header, the header in JSON, then the tensors' bytes
 (https://github.com/huggingface/safetensors). States are written and read piece by piece, so that saving needs no extra
@@ -35,7 +35,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, re
 from torch import Tensor
 
 from swarm.training.state.replica_state import Assembly, Manifest, ReplicaState
-from swarm.whole_files import flush
+from swarm.whole_files import flush, joined, split
 
 logger = logging.getLogger(__name__)
 
@@ -93,17 +93,20 @@ def write_file(path: Path, *parts: Iterator[bytes | memoryview]) -> None:
 
 
 _MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "inner.safetensors", "certificate.bin"
+_HISTORY = "history.bin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Checkpoint:
     """A state, and what a member needs to continue from it. `inner` is what `InnerLoop.state` returned, each vector in
     one piece. `save_checkpoint` uses `inner_file` from `write_inner` in its place, if given, and moves that file into
-    the checkpoint. `RunMember` checks whether `certificate` proves `state`."""
+    the checkpoint. `RunMember` checks whether `certificate` proves `state`, and what those of `history` prove, which
+    convince members that were away meanwhile."""
 
     state: ReplicaState
     inner: Mapping[str, Tensor]
     certificate: bytes = b""
+    history: tuple[bytes, ...] = ()
     inner_file: Path | None = None
 
 
@@ -253,9 +256,11 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
         flush(partial / _INNER)
     else:
         write_file(partial / _INNER, iter([header_of(checkpoint.inner)]), pieces(checkpoint.inner.values()))
+    history = b"".join(joined(checkpoint.history))
     write_file(partial / _CERTIFICATE, iter([checkpoint.certificate]))
+    write_file(partial / _HISTORY, iter([history]))
     with (partial / _INNER).open("rb") as inner:
-        digest = _digest(inner, checkpoint.certificate)
+        digest = _digest(inner, checkpoint.certificate + history)
     write_file(partial / _DIGEST, iter([digest]))
     write_file(partial / _MANIFEST, iter([state.manifest.to_bytes()]))
 
@@ -294,9 +299,11 @@ def _load(directory: Path) -> Checkpoint:
     """Read a checkpoint. Raises IntegrityError if any of it is missing or has changed."""
     try:
         certificate = (directory / _CERTIFICATE).read_bytes()
+        history_path = directory / _HISTORY
+        history = history_path.read_bytes() if history_path.exists() else b""  # earlier versions kept none
         with (directory / _INNER).open("rb") as inner:
-            if _digest(inner, certificate) != (directory / _DIGEST).read_bytes():
-                raise IntegrityError("the inner optimizer's state or the certificate does not match their digest")
+            if _digest(inner, certificate + history) != (directory / _DIGEST).read_bytes():
+                raise IntegrityError("the inner optimizer's state or a certificate does not match their digest")
         manifest = Manifest.from_bytes((directory / _MANIFEST).read_bytes())
         state = _load_state(directory / _STATE, manifest)
         # copies, since memory-mapped tensors would change with the file
@@ -304,7 +311,7 @@ def _load(directory: Path) -> Checkpoint:
             moments = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, PeerViolation, ValueError) as error:
         raise IntegrityError(f"it cannot be read ({reason_of(error)})") from error
-    return Checkpoint(state=state, inner=moments, certificate=certificate)
+    return Checkpoint(state=state, inner=moments, certificate=certificate, history=tuple(split(history)))
 
 
 def _load_state(path: Path, manifest: Manifest) -> ReplicaState:
@@ -323,12 +330,12 @@ def _load_state(path: Path, manifest: Manifest) -> ReplicaState:
     return assembly.finish()
 
 
-def _digest(inner: BinaryIO, certificate: bytes) -> bytes:
+def _digest(inner: BinaryIO, certificates: bytes) -> bytes:
     """Return the digest of the files that the manifest does not cover."""
     whole = hashlib.sha256()
     for piece in _read(inner):
         whole.update(piece)
-    return hashlib.sha256(whole.digest() + certificate).digest()
+    return hashlib.sha256(whole.digest() + certificates).digest()
 
 
 def _read(file: BinaryIO) -> Iterator[bytes]:

@@ -1,20 +1,21 @@
 """The context that the parts of training share for one member, and the setup of its next round.
 
-`setup_of` makes a round's setup from the replica's state. `recall_promise` reads what the member promised before a
-restart. No state.
+`setup_of` makes a round's setup from the replica's state. After a restart, `recall_promise` reads what the member
+promised before it, and `recall_history` takes in the certificates that led to its state. No state.
 """
 
 from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from swarm_compression import Codec
 from swarm_compression.feedback import ErrorFeedback
 from swarm_protocol import limits
-from swarm_protocol.errors import SwarmError
+from swarm_protocol.errors import IntegrityError, PeerViolation, SwarmError
 from swarm_protocol.run_credentials import RunCredential, grant_of, revocation_in
 
 from swarm.network.interface import FailpointHook
@@ -25,6 +26,7 @@ from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
+from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import ProofReader
 from swarm.training.state.replica import Replica
 from swarm.training.state.state_transfer import Fetcher
@@ -121,6 +123,23 @@ def lasting(credential: RunCredential | None, now: float) -> RunCredential | Non
     if credential is None or grant_of(credential).expires_at <= now + 2 * CREDENTIAL_MARGIN_S:
         return None
     return credential
+
+
+async def recall_history(context: RunContext, certificates: Sequence[bytes]) -> None:
+    """Take in the `certificates` that led to this member's state, except those that are no longer valid."""
+    now = context.network.now()
+
+    def check() -> list[Proof]:
+        links = list[Proof]()
+        for each in certificates:
+            try:
+                links.append(context.signatures.check_certificate(each, now))
+            except (PeerViolation, IntegrityError) as error:
+                logger.warning("a certificate of this member's history is left out: %s", error)
+        return links
+
+    if context.replica.proof is not None:
+        context.replica.history.add(await in_executor(context.executor, check))
 
 
 async def recall_promise(context: RunContext, promises: PromiseStore | None) -> Promise | None:

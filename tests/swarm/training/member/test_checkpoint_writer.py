@@ -26,7 +26,7 @@ def snapshot(folder: Path, step: int) -> PendingCheckpoint:
     inner: Future[Path] = Future()
     inner.set_result(write_inner(folder, {"num_steps": [torch.tensor([step])]}))
     state = state_of(torch.full((10,), float(step)), outer_step=step)
-    return PendingCheckpoint(state=state, certificate=b"c%d" % step, inner=inner)
+    return PendingCheckpoint(state=state, certificate=b"c%d" % step, history=(b"first",), inner=inner)
 
 
 def make_saving(folder: Path, saved: list[int], failed: list[ConfigError]) -> CheckpointWriter:

@@ -377,6 +377,38 @@ def test_run_continues_where_it_was_when_members_resume_with_a_certificate() -> 
     virtual_time.run(main(), compute_s=COST)
 
 
+def test_member_that_was_away_returns_after_its_members_have_left_and_all_others_were_restarted() -> None:
+    """It follows only certificates that its own state's members voted for, one after the other."""
+    settings = config(min_group=2, outer_steps=12)
+
+    async def main() -> None:
+        async with Swarm(settings) as first:
+            old = [await first.join(f"old{index}") for index in range(3)]
+            while not all(member.of(OuterStep) for member in old):
+                await asyncio.sleep(0.05)
+            away = old[0].trainer.replica
+            assert away is not None
+            state, certificate = away.current, away.certificate
+            new = [await first.join(f"new{index}") for index in range(3)]
+            while not {member.peer_id for member in new}.issubset(away.roster):
+                await asyncio.sleep(0.05)
+            for member in old:
+                member.trainer.stop()
+            await first.finish(*(member.name for member in old))
+            replicas = {member.name: member.trainer.replica for member in new}
+            while any({member.peer_id for member in old}.intersection(each.proof.voters) for each in replicas.values()):
+                await asyncio.sleep(0.05)
+        async with Swarm(settings) as again:
+            for name, each in replicas.items():
+                assert each is not None
+                kept = each.history.certificates
+                await again.join(name, state=each.current, certificate=each.certificate, history=(b"spoiled", *kept))
+            await again.join("old0", state=state, certificate=certificate)
+            assert_equal_steps(await again.finish(), settings.outer_steps)
+
+    virtual_time.run(main(), compute_s=COST)
+
+
 def test_resume_is_refused_with_the_certificate_of_another_state() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=1)) as swarm:

@@ -43,7 +43,7 @@ def _checkpoint(outer_step: int) -> Checkpoint:
         roster=(Identity(bytes(32)).peer_id,),
     )
     inner = {"num_steps": torch.tensor([outer_step]), "exp_avg": torch.ones(3)}
-    return Checkpoint(state=state, inner=inner, certificate=b"what proves it")
+    return Checkpoint(state=state, inner=inner, certificate=b"what proves it", history=(b"first", b"then"))
 
 
 def _another(outer_step: int) -> Checkpoint:
@@ -72,7 +72,7 @@ def test_load_newest_gives_the_saved_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(found.state.theta_N, saved.state.theta_N)
     assert found.inner.keys() == saved.inner.keys()
     assert torch.equal(found.inner["exp_avg"], saved.inner["exp_avg"])
-    assert found.certificate == saved.certificate
+    assert (found.certificate, found.history) == (saved.certificate, saved.history)
     assert place == tmp_path / "run" / "step-0000000000003"
 
 
@@ -160,6 +160,12 @@ def test_load_newest_skips_a_damaged_checkpoint_with_a_warning(
         (tmp_path / "aside").rename(path)
 
 
+def test_load_newest_gives_a_checkpoint_of_an_earlier_version_without_a_history(tmp_path: Path) -> None:
+    place = save_checkpoint(tmp_path, replace(_checkpoint(1), history=()))
+    (place / "history.bin").unlink()
+    assert _newest_step(tmp_path) == 1
+
+
 def test_load_newest_gives_none_when_all_checkpoints_are_damaged(tmp_path: Path) -> None:
     place = save_checkpoint(tmp_path, _checkpoint(1))
     (place / "state.safetensors").write_bytes(b"")
@@ -167,7 +173,7 @@ def test_load_newest_gives_none_when_all_checkpoints_are_damaged(tmp_path: Path)
 
 
 def _fail_at(patch: pytest.MonkeyPatch, failing: int, error: BaseException) -> None:
-    """Make the operation of that number fail. Five files are written and flushed, then their folder, then its
+    """Make the operation of that number fail. Six files are written and flushed, then their folder, then its
     parent."""
     steps = iter(range(100))
 
@@ -188,7 +194,7 @@ def test_save_reports_a_failed_last_flush_and_leaves_both_checkpoints(
 ) -> None:
     save_checkpoint(tmp_path, _checkpoint(1))
     with monkeypatch.context() as patch:
-        _fail_at(patch, 11, OSError(errno.EIO, os.strerror(errno.EIO)))
+        _fail_at(patch, 13, OSError(errno.EIO, os.strerror(errno.EIO)))
         with pytest.raises(ConfigError, match="input/output error"):
             save_checkpoint(tmp_path, _checkpoint(2))
     assert _names(tmp_path) == ["step-0000000000001", "step-0000000000002"]
@@ -205,7 +211,7 @@ def test_save_replaces_another_state_of_the_same_step(tmp_path: Path) -> None:
     assert torch.equal(found.state.theta_N, other.state.theta_N)
 
 
-@pytest.mark.parametrize("failing", range(11))
+@pytest.mark.parametrize("failing", range(13))
 def test_save_leaves_the_former_checkpoint_when_the_disk_is_full_at_any_operation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
@@ -262,7 +268,7 @@ def test_save_keeps_the_replaced_checkpoint_aside_when_the_new_one_cannot_be_flu
 ) -> None:
     save_checkpoint(tmp_path, _checkpoint(1))
     with monkeypatch.context() as patch:
-        _fail_at(patch, 11, OSError(errno.EIO, os.strerror(errno.EIO)))
+        _fail_at(patch, 13, OSError(errno.EIO, os.strerror(errno.EIO)))
         with pytest.raises(ConfigError, match="input/output error"):
             save_checkpoint(tmp_path, _another(1))
     shutil.rmtree(tmp_path / "step-0000000000001")  # as after a power failure
@@ -274,7 +280,7 @@ class _Killed(BaseException):
     """Stand in for kill -9. No code handles it, so that nothing is cleaned up."""
 
 
-@pytest.mark.parametrize("phase", range(12))
+@pytest.mark.parametrize("phase", range(14))
 def test_save_leaves_an_intact_checkpoint_when_it_is_killed_at_any_phase(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: int
 ) -> None:
@@ -283,7 +289,7 @@ def test_save_leaves_an_intact_checkpoint_when_it_is_killed_at_any_phase(
         _fail_at(patch, phase, _Killed())
         with pytest.raises(_Killed):
             save_checkpoint(tmp_path, _checkpoint(2))
-    assert _newest_step(tmp_path) == (2 if phase == 11 else 1)
+    assert _newest_step(tmp_path) == (2 if phase == 13 else 1)
     save_checkpoint(tmp_path, _checkpoint(3))
     assert _newest_step(tmp_path) == 3
     assert ".partial" not in _names(tmp_path)

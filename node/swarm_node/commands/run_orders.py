@@ -162,7 +162,7 @@ class AuthorVisit:
             left_out=left_out,
             left_out_names=", ".join(map(short_id, left_out)) or "none",
         )
-        self._warn_of_few({*roster, *situation.holders})
+        self._warn_of_few(roster, situation.holders, proof.outer_step)
         if not is_certain:
             self._tell_unsigned(situation)
             return
@@ -178,14 +178,26 @@ class AuthorVisit:
         )
         self._emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
 
-    def _warn_of_few(self, there: Collection[str]) -> None:
-        """Warn if too few members are left for a step: no order lets such a run continue."""
-        needed = Succession.of(self._run.config).min_group
-        if len(there) < needed:
+    def _warn_of_few(self, roster: Collection[str], holders: Collection[str], outer_step: int) -> None:
+        """Warn if too few members are left for a step, or if newcomers have too few seats beside `roster`. No order for
+        `roster` lets such a run continue."""
+        needed, there = self._run.config.min_group, {*roster, *holders}
+        if len(there) >= needed and not self._can_seat(len(roster), outer_step):
+            self._emitter.warning(
+                f"a step needs {needed} members, and newcomers on probation have too few seats beside {len(roster)}",
+                remedy=f"name newcomers too, in a file for --members: {', '.join(sorted(there))}",
+            )
+        elif len(there) < needed:
             self._emitter.warning(
                 f"a step needs {needed} members, and the run waits until that many are there",
                 remedy="let others join: swarm-node join --run FILE --peers ADDR",
             )
+
+    def _can_seat(self, num_proven: int, outer_step: int) -> bool:
+        """Return whether `num_proven` members and newcomers can be enough for the step after `outer_step`."""
+        config, rule = self._run.config, self._run.config.probation
+        num_seats = rule.num_seats(config.max_group, num_proven)
+        return not rule.of_newcomer(outer_step) or num_proven + num_seats >= config.min_group
 
     def _tell_unsigned(self, situation: RunSurvey) -> None:
         """Say that nothing was signed. If enough members are alive, also say that no order is needed.
@@ -194,7 +206,8 @@ class AuthorVisit:
         without one.
         """
         run, proof = self._run, situation.proof
-        if not Succession.of(run.config).is_enough(proof.roster, situation.answered):
+        is_enough = Succession.of(run.config).is_enough(proof.roster, situation.answered)
+        if not is_enough or not self._can_seat(len(situation.answered), proof.outer_step):
             self._emitter.emit("resume_not_signed", run=run.run_id)
             return
         self._emitter.emit(

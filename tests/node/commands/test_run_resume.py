@@ -143,6 +143,36 @@ def test_resume_for_fewer_members_than_a_step_needs_says_that_others_have_to_joi
     virtual_time.run(main(), compute_s=interval_cost)
 
 
+def test_resume_of_a_run_with_too_few_seats_for_newcomers_says_whom_to_name() -> None:
+    async def main() -> None:
+        run = config(min_group=3, outer_steps=60)
+        async with Swarm(run) as swarm:
+            members = [await swarm.join(f"m{index}") for index in range(3)]
+            while not all(len(member.of(OuterStep)) >= run.probation.steps for member in members):
+                await asyncio.sleep(0.05)
+            newcomers = [await swarm.join(f"new{index}") for index in range(2)]
+            while not all(member.trainer.has_joined for member in newcomers):
+                await asyncio.sleep(0.05)
+            for member in members[1:]:
+                member.trainer.stop()
+            for member in await swarm.finish(*(member.name for member in members[1:])):
+                swarm.kill(member.name)
+            await asyncio.sleep(60.0)
+            planned, warned, ended = await resume(swarm, is_certain=False)
+            assert planned["roster"] == [members[0].peer_id]
+            assert "newcomers on probation have too few seats beside 1" in str(warned["message"])
+            named = sorted(member.peer_id for member in (members[0], *newcomers))
+            assert str(warned["remedy"]).endswith(f"--members: {', '.join(named)}")
+            assert ended["event"] == "resume_not_signed"
+            planned, _ = await resume(swarm, is_certain=True, named=tuple(named))
+            assert planned["roster"] == named
+            before = members[0].of(OuterStep)[-1].step
+            while members[0].of(OuterStep)[-1].step == before:
+                await asyncio.sleep(0.05)
+
+    virtual_time.run(main(), compute_s=interval_cost)
+
+
 def test_resume_of_another_author_or_among_nobody_is_refused() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=NUM_STEPS)) as swarm:

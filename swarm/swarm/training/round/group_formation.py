@@ -17,7 +17,14 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import RunCredential, grant_of
 from swarm_protocol.training_messages import Ready, ReadyReply
 
-from swarm.training.round.group_members import NOT_ADMITTED, contribution_to_report, form_group, own_report
+from swarm.training.round.group_members import (
+    NO_SEAT,
+    NOT_ADMITTED,
+    contribution_to_report,
+    form_group,
+    lack_of_seats,
+    own_report,
+)
 from swarm.training.round.quorum import presence
 from swarm.training.round.round_events import Action, Ask, GiveUp, Query, Reply, Sign
 from swarm.training.round.round_state import (
@@ -210,16 +217,16 @@ def on_expired(state: RoundState, attempt: int, at: float, now: float) -> Transi
 
 
 def give_up_short(state: RoundState, now: float) -> Transition:
-    """Give up, because too few members are ready, or because the run does not admit this member and nobody else
-    coordinates."""
+    """Give up: too few members are ready, or the run refuses this one and nobody else coordinates."""
     if _is_refused(state):
         return give_up(state, UNINVITED, (), now)
-    setup, here = state.setup, _ready_members(state)
-    absent = set(setup.roster) - here
+    setup, ready = state.setup, {**_current_reports(state), state.setup.me: own_report(state)}
+    here, absent = set(ready), set(setup.roster) - set(ready)
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
     names = f"; missing: {', '.join(map(short_id, missing))}" if missing else ""
     names += f"; there, and not ready: {', '.join(map(short_id, busy))}" if busy else ""
-    reason = presence(len(here), setup.succession.min_group, of_roster=False, how="ready")
+    few = presence(len(here), setup.succession.min_group, of_roster=False, how="ready")
+    reason = lack_of_seats(setup, ready.values()) or few
     if not setup.succession.is_usual(setup.roster, here):
         needed, num_here = setup.succession.num_usual(setup.roster), len(here & set(setup.roster))
         reason = presence(num_here, needed, of_roster=True, how="ready")
@@ -264,7 +271,8 @@ def _form(state: RoundState, now: float) -> Transition:
     group, left_out = form_group(state.setup, state.attempt, {**present, state.setup.me: own_report(state)})
     if len(group.members) < state.setup.succession.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short_id(peer)}: {reason}" for peer, reason in left_out.items())
-        return give_up(state, f"too few members are fit for a group: {reasons}", (), now)
+        seats = lack_of_seats(state.setup, group.members) if NO_SEAT in left_out.values() else ""
+        return give_up(state, seats or f"too few members are fit for a group: {reasons}", (), now)
     claimants = tuple(peer for peer, each in present.items() if each.lock and each.lock.outcome == group.resumes)
     return replace(state, phase="signing", claimants=claimants, timers=Timers()), [Sign(group=group, left_out=left_out)]
 

@@ -24,7 +24,7 @@ from swarm_protocol.training_messages import Contribution, Group, Ready, SignedG
 
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.clusters import drawn, overclaim
-from swarm.training.round.quorum import highest_claim, lock_complaint
+from swarm.training.round.quorum import highest_claim, lock_complaint, presence
 from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.standing.standings import grants_in
 
@@ -145,6 +145,22 @@ def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str
             peer for peer in newcomers if not fit[peer].num_tokens
         ][num_free:]
     return newcomers[num_free:]
+
+
+def lack_of_seats(setup: RoundSetup, ready: Collection[Contribution | Ready]) -> str:
+    """Return why the members that are `ready` make no group, if no newcomers can help, since these have too few seats
+    beside so few proven members; else return an empty string."""
+    rule, fewest = setup.standings.rule, setup.succession.min_group
+    num_proven = sum(not each.steps_left for each in ready)
+    if not rule.of_newcomer(setup.standings.outer_step) or num_proven + num_seats(setup, num_proven) >= fewest:
+        return ""
+    enough = next(num for num in range(num_proven, fewest + 1) if num + num_seats(setup, num) >= fewest)
+    return (
+        f"{presence(len(ready), fewest, of_roster=False, how='ready')} (proven: {num_proven}), and newcomers on "
+        f"probation have no more seats beside these (seats: {num_seats(setup, num_proven)}): the run waits until "
+        f"{enough} proven members are ready, or its author names newcomers as members: swarm-node run resume FILE "
+        "--peers ADDR --members LIST"
+    )
 
 
 def _news(setup: RoundSetup, ready: Mapping[str, Ready]) -> bytes:

@@ -26,7 +26,7 @@ from swarm.training.outside.resume import deliver, sign_order, survey
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.state_sync import follows
-from swarm.training.trainer_events import OuterStep, RunResumed
+from swarm.training.trainer_events import OuterStep, RoundAborted, RunResumed
 from swarm_protocol.commit_messages import Certificate, Outcome, ResumeOrder
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerTimeout, PeerViolation
@@ -313,6 +313,33 @@ def test_member_knows_the_order_after_a_restart_from_a_resumed_state() -> None:
             await again.join("fresh")
             # one of its state's two members, which would be too few without the order
             assert_equal_steps(await again.finish(), NUM_STEPS)
+
+    virtual_time.run(main(), compute_s=interval_cost)
+
+
+@pytest.mark.parametrize("cluster_size", [1, 8])
+def test_run_with_too_few_seats_for_newcomers_says_so_and_continues_once_its_author_has_named_them(
+    cluster_size: int,
+) -> None:
+    async def main() -> None:
+        run = config(min_group=3, outer_steps=NUM_STEPS, cluster_size=cluster_size)
+        async with Swarm(run) as swarm:
+            members = await founded(swarm, 3)
+            while members[0].trainer.state is None or members[0].trainer.state.outer_step < run.probation.steps:
+                await asyncio.sleep(0.05)
+            newcomers = [await swarm.join(f"new{index}") for index in range(3)]
+            while not all(member.trainer.has_joined for member in newcomers):
+                await asyncio.sleep(0.05)
+            for member in members[1:]:
+                member.trainer.stop()
+            await swarm.finish(*(member.name for member in members[1:]))
+            await asyncio.sleep(60.0)
+            assert (
+                "2 of the 3 members that a step needs are ready (proven: 1), and newcomers on probation have no more "
+                "seats beside these (seats: 1): the run waits until 2 proven members are ready, or "
+            ) in members[0].of(RoundAborted)[-1].reason
+            await resumed(swarm, [members[0], *newcomers], [members[0], *newcomers])
+            assert_equal_steps(await swarm.finish(members[0].name, *(each.name for each in newcomers)), NUM_STEPS)
 
     virtual_time.run(main(), compute_s=interval_cost)
 

@@ -189,6 +189,13 @@ class FunctionTool(StrictBody):
     parameters: JsonObject | None = None
     strict: bool | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _are_beside_the_type(cls, value: object) -> object:
+        if isinstance(value, dict) and isinstance(value.get("function"), dict):
+            raise unfit("function", "give its fields in place of it, beside the type")  # a chat's form
+        return value
+
 
 class ChosenFunction(StrictBody):
     """A `tool_choice` that names the one function that must be called."""

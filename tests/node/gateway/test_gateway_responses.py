@@ -399,6 +399,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {}}, "response_format", "did you mean text.format?"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "did you mean reasoning.effort?"),
     ({"metadata": {"k" * 65: ""}}, "metadata", "each name must have at most 64 characters"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools.0.function", "beside the type"),
     ({"input": 5}, "input", "it is 5, and not a string or a list"),
     ({"input": []}, "input", "it must not be empty"),
     ({"input": [{"type": "reasoning"}]}, "input", "it must not be empty"),

@@ -121,15 +121,19 @@ def test_readme_run_commands_create_a_run_that_can_be_joined(tmp_path: Path, mon
 
 
 def test_own_module_snippets_fit_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first snippet makes the run; the second one trains it, here with one member."""
-    author, member = code_blocks("python", "docs/guides/own-module.md")
+    """The first snippet makes the run. The second one trains it, here with one member, with the options of the third
+    one and the optimizer of the fourth."""
+    author, member, kept, schedule = code_blocks("python", "docs/guides/own-module.md")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     alone = author.replace("interval_steps=20", "interval_steps=20, min_group=1")
     exec(compile(alone, "own-module.md", "exec"), {})
     assert load_checked_run(tmp_path / "own.toml").config.name == "own"
     told: list[tuple[object, ...]] = []
-    exec(compile(member.replace('"ADDR"', ""), "own-module.md", "exec"), {"print": lambda *line: told.append(line)})
+    names = {"print": lambda *line: told.append(line)}
+    own = re.sub(r"optimizer=lambda .*,", "optimizer=optimizer, options=options,", member.replace('"ADDR"', ""))
+    exec(compile("\n".join((f"import torch\n{schedule}", kept, own)), "own-module.md", "exec"), names)
+    assert any((tmp_path / "checkpoints").iterdir())
     assert [line[0] for line in told] == list(range(1, 11))
     assert told[-1][1] < told[0][1]  # type: ignore[operator]
 

@@ -92,12 +92,11 @@ def advance(state: RoundState, now: float) -> Transition:
 
 
 def follow(state: RoundState, peer: str, attempt: int, now: float) -> Transition:
-    """Follow `peer`, which is at a later `attempt`, if others confirm it or this member may still move for one peer.
+    """Follow `peer` to a later `attempt`, if others confirm it or this member may still move for one peer.
 
-    An attempt that more than a third of the members have reached is one that an honest member has reached. So members
-    that wait for others for hours stay together, and one that comes back joins them at once, as in Tendermint's rounds
-    (Buchman et al. 2018, arXiv 1807.04938). Before there is a roster, the peers that this member has seen take its
-    place.
+    One of more than a third of the members is honest. So members that wait for hours stay together, and one that comes
+    back joins them at once, as in Tendermint's rounds (Buchman et al. 2018, arXiv 1807.04938). Without a roster, the
+    peers that this member has seen take its place.
     """
     if attempt > MAX_BELIEVED_ATTEMPT:
         return state, []
@@ -113,11 +112,8 @@ def follow(state: RoundState, peer: str, attempt: int, now: float) -> Transition
 
 
 def move(state: RoundState, attempt: int, now: float) -> Transition:
-    """Move to a later `attempt` that another member has named, at most MAX_LONE_MOVES times, so that no member can end
-    every attempt that gets under way. Each move delays the next one for longer.
-
-    No single member can name so late an attempt that others would not be believed any more when they name later ones.
-    """
+    """Move to a later `attempt` that one member has named, at most MAX_LONE_MOVES times and each time after a longer
+    pause, so that no member can end every attempt. It is not so late that later ones would not be believed any more."""
     if state.attempts.num_moved >= MAX_LONE_MOVES or attempt > MAX_BELIEVED_ATTEMPT // 2:
         return state, []
     if now < state.attempts.movable_at:

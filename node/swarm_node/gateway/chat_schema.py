@@ -311,8 +311,8 @@ class ChatRequest(SamplingRequest):
     @property
     def template_values(self) -> JsonObject:
         """Return the values for the model's chat template. It may ignore those that OpenAI's API has for any model."""
-        wishes = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
-        return {**{name: wish for name, wish in wishes.items() if wish}, **self.chat_template_kwargs}
+        hints = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        return {**{name: hint for name, hint in hints.items() if hint}, **self.chat_template_kwargs}
 
     @property
     def _must_call(self) -> bool:

@@ -3,7 +3,7 @@
 
 Each field that can change an answer is honoured or refused by name, unknown ones included: silently ignoring it would
 answer a different request. A known but unsupported field may have a value that changes nothing, because clients send
-such values. Labels and notes, and wishes about storage and caches, change no answer: they are accepted.
+such values. Labels and notes, and hints about storage and caches, change no answer: they are accepted.
 """
 
 from __future__ import annotations

@@ -309,10 +309,10 @@ def test_template_kwargs_reach_the_template() -> None:
 
 
 def test_effort_and_verbosity_reach_the_template_and_a_prediction_has_no_effect() -> None:
-    path, wishes = "/chat/completions", {"reasoning_effort": "high", "verbosity": "low"}
+    path, hints = "/chat/completions", {"reasoning_effort": "high", "verbosity": "low"}
     predicted = {"prediction": {"type": "content", "content": "hello"}}
-    assert _asked(path, {**wishes, **predicted}).prompt.template_kwargs == wishes
-    given = {**wishes, "chat_template_kwargs": {"reasoning_effort": 7}}
+    assert _asked(path, {**hints, **predicted}).prompt.template_kwargs == hints
+    given = {**hints, "chat_template_kwargs": {"reasoning_effort": 7}}
     assert _asked(path, given).prompt.template_kwargs == {"reasoning_effort": 7, "verbosity": "low"}
     wrong = [{"reasoning_effort": "huge"}, {"verbosity": 1}, {"prediction": {"type": "text", "content": "x"}}]
     params = [error["param"] for error in _errors(path, wrong)]

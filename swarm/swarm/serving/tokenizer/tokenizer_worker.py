@@ -56,7 +56,7 @@ Message = Mapping[str, Any]
 
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters) | {"messages"}
 """Names of transformers' own parameters, which cannot be template variables."""
-_WISHES = frozenset({"reasoning_effort", "verbosity"})
+_HINTS = frozenset({"reasoning_effort", "verbosity"})
 """Values that OpenAI's clients send for any model. A template need not use them."""
 
 _FALLBACK = [
@@ -169,7 +169,7 @@ class LoadedTokenizer:
         end.
 
         Raises ConfigError if the template refuses these messages, or does not use tools or a name in `template_kwargs`.
-        Only names in `_WISHES` it may leave unused.
+        It may leave unused only names in `_HINTS`.
         """
         try:
             names = self._template_names(tools)
@@ -182,7 +182,7 @@ class LoadedTokenizer:
                 field="prompt",
             ) from error
         for name in template_kwargs:
-            is_used = name in names or name in _WISHES
+            is_used = name in names or name in _HINTS
             if not is_used or (name in _RESERVED and name != "add_generation_prompt"):
                 message = f"the chat template of {self.model} does not use {name}"
                 raise ConfigError(message, remedy="leave it out", field="template_kwargs")

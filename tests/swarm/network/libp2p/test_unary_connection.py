@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from swarm.network.libp2p.daemon_control import Control, read_message, write_message
-from swarm.network.libp2p.unary_connection import BUSY, FAILED, UnaryConnection
+from swarm.network.libp2p.unary_connection import BUSY, FAILED, UnaryAnswer, UnaryConnection
 from swarm.network.multiaddr import peer_id_bytes
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
 from swarm_protocol.proto import p2pd_pb2
+
+
+@asynccontextmanager
+async def answering(answer: UnaryAnswer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Yield the daemon's end of a connection at which `answer` answers calls."""
+    near, far = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=far)
+    connection = UnaryConnection(*await asyncio.open_unix_connection(sock=near))
+    connection._answers["method"] = answer
+    running = asyncio.create_task(connection.run())
+    yield reader, writer
+    writer.transport.abort()
+    await running
+
+
+def ask(writer: asyncio.StreamWriter, peer_id: str, call_id: bytes = b"call") -> None:
+    request = p2pd_pb2.CallUnaryRequest(peer=peer_id_bytes(peer_id), proto="method", data=b"")
+    write_message(writer, p2pd_pb2.PersistentConnectionResponse(callId=call_id, requestHandling=request))
 
 
 def test_opening_that_is_cancelled_closes_its_connection(tmp_path: Path) -> None:
@@ -48,19 +68,11 @@ def test_caller_gets_an_error_when_the_handler_s_work_is_cancelled() -> None:
         return await work
 
     async def main() -> None:
-        near, far = socket.socketpair()
-        reader, writer = await asyncio.open_unix_connection(sock=far)
-        connection = UnaryConnection(*await asyncio.open_unix_connection(sock=near))
-        connection._answers["method"] = stopped
-        running = asyncio.create_task(connection.run())
-        peer = peer_id_bytes(Identity(bytes(32)).peer_id)
-        request = p2pd_pb2.CallUnaryRequest(peer=peer, proto="method", data=b"")
-        write_message(writer, p2pd_pb2.PersistentConnectionResponse(callId=b"call", requestHandling=request))
-        async with asyncio.timeout(60):
-            answer = await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
-        assert answer.unaryResponse.error == FAILED.encode()
-        writer.transport.abort()
-        await running
+        async with answering(stopped) as (reader, writer):
+            ask(writer, Identity(bytes(32)).peer_id)
+            async with asyncio.timeout(60):
+                answer = await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
+            assert answer.unaryResponse.error == FAILED.encode()
 
     asyncio.run(main())
 
@@ -73,23 +85,15 @@ def test_call_of_a_peer_begins_before_the_many_calls_of_another_one() -> None:
         return b""
 
     async def main() -> None:
-        near, far = socket.socketpair()
-        reader, writer = await asyncio.open_unix_connection(sock=far)
-        connection = UnaryConnection(*await asyncio.open_unix_connection(sock=near))
-        connection._answers["method"] = begin
-        running = asyncio.create_task(connection.run())
         greedy, modest = (Identity(bytes([number]) * 32).peer_id for number in (1, 2))
         callers = [*[greedy] * limits.MAX_CALLS_PER_PEER, modest]
-        for number, caller in enumerate(callers):
-            request = p2pd_pb2.CallUnaryRequest(peer=peer_id_bytes(caller), proto="method", data=b"")
-            call_id = number.to_bytes(2, "big")
-            write_message(writer, p2pd_pb2.PersistentConnectionResponse(callId=call_id, requestHandling=request))
-        async with asyncio.timeout(60):
-            for _ in callers:
-                await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
-        assert begun.index(modest) <= 1
-        writer.transport.abort()
-        await running
+        async with answering(begin) as (reader, writer):
+            for number, caller in enumerate(callers):
+                ask(writer, caller, number.to_bytes(2, "big"))
+            async with asyncio.timeout(60):
+                for _ in callers:
+                    await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
+            assert begun.index(modest) <= 1
 
     asyncio.run(main())
 
@@ -112,14 +116,9 @@ def test_peer_gets_no_more_answers_while_the_daemon_does_not_read_them() -> None
         running = asyncio.create_task(connection.run())
         peers = [Identity(bytes([number]) * 32).peer_id for number in (1, 2)]
         num_asked = 2 * limits.MAX_CALLS_PER_PEER
-
-        def ask(peer_id: str, call_id: bytes) -> None:
-            request = p2pd_pb2.CallUnaryRequest(peer=peer_id_bytes(peer_id), proto="method", data=b"")
-            write_message(writer, p2pd_pb2.PersistentConnectionResponse(callId=call_id, requestHandling=request))
-
         for number in range(num_asked):
-            ask(peers[0], b"%d" % number)
-        ask(peers[1], b"other")
+            ask(writer, peers[0], b"%d" % number)
+        ask(writer, peers[1], b"other")
         async with asyncio.timeout(60):
             while not connection.num_calls(peers[1]):
                 await asyncio.sleep(0.01)

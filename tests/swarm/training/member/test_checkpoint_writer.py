@@ -33,15 +33,23 @@ def make_saving(folder: Path, saved: list[int], failed: list[ConfigError]) -> Ch
     return CheckpointWriter(folder, keep=2, on_saved=lambda step, path: saved.append(step), on_failure=failed.append)
 
 
-def test_soon_skips_to_the_newest_state_while_one_is_written_and_always_saves_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go, begun, write = threading.Event(), threading.Event(), checkpoint_writer.save_checkpoint
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> tuple[threading.Event, threading.Event]:
+    """Return what tells that a write has begun, and what lets writes end."""
+    begun, go, write = threading.Event(), threading.Event(), checkpoint_writer.save_checkpoint
 
     def slow(folder: Path, checkpoint: Checkpoint, *, keep: int, keep_every: int) -> Path:
         begun.set()
         assert go.wait(20)
         return write(folder, checkpoint, keep=keep, keep_every=keep_every)
+
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", slow)
+    return begun, go
+
+
+def test_soon_skips_to_the_newest_state_while_one_is_written_and_always_saves_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go = slow_disk(monkeypatch)
 
     async def main() -> list[int]:
         saved: list[int] = []
@@ -54,7 +62,6 @@ def test_soon_skips_to_the_newest_state_while_one_is_written_and_always_saves_it
         await keeper.finish()
         return saved
 
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", slow)
     assert asyncio.run(main()) == [1, 4]
     newest = load_newest(tmp_path)
     assert newest is not None
@@ -65,12 +72,7 @@ def test_soon_skips_to_the_newest_state_while_one_is_written_and_always_saves_it
 def test_soon_keeps_permanent_checkpoints_until_their_turn_and_reports_those_skipped_by_a_slow_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    go, begun, write = threading.Event(), threading.Event(), checkpoint_writer.save_checkpoint
-
-    def slow(folder: Path, checkpoint: Checkpoint, *, keep: int, keep_every: int) -> Path:
-        begun.set()
-        assert go.wait(20)
-        return write(folder, checkpoint, keep=keep, keep_every=keep_every)
+    begun, go = slow_disk(monkeypatch)
 
     async def main() -> tuple[list[int], list[str]]:
         saved: list[int] = []
@@ -85,7 +87,6 @@ def test_soon_keeps_permanent_checkpoints_until_their_turn_and_reports_those_ski
         await keeper.finish()
         return saved, [error.message for error in failed]
 
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", slow)
     saved, failed = asyncio.run(main())
     assert saved == [1, 6, 9, 11]
     assert failed == ["the checkpoint of outer step 3 was dropped: the disk is slower than the run"]

@@ -58,10 +58,14 @@ async def serving(
 
 
 class ControlClient:
-    """Asks the daemon of a home. Calls raise PeerUnreachable if there is none, PeerTimeout if it does not answer."""
+    """Asks the daemon of a home. Calls raise PeerUnreachable if there is none, PeerTimeout if it does not answer.
 
-    def __init__(self, home: Home) -> None:
+    `on_wait` is called with what a call waits for, if the daemon is still loading its libraries.
+    """
+
+    def __init__(self, home: Home, on_wait: Callable[[str], None] = lambda _: None) -> None:
         self._home = home
+        self._on_wait = on_wait
 
     def status(self) -> StatusReply:
         return StatusReply.from_bytes(self._ask("Status", StatusRequest().to_bytes()))
@@ -76,7 +80,12 @@ class ControlClient:
                 f"no daemon is running in {self._home.path}",
                 remedy="start a daemon with `swarm-node join`, or name its directory with --home",
             )
-        deadline_s = DEADLINE_S if self._home.socket.exists() else START_S
+        deadline_s = DEADLINE_S
+        if not self._home.socket.exists():
+            deadline_s = START_S
+            self._on_wait(
+                f"the daemon (pid {pid}) is still loading its libraries: waiting up to {START_S:.0f} s for it"
+            )
         with grpc.insecure_channel(_address(self._home.socket), options=_OPTIONS) as channel:
             ask = channel.unary_unary(f"/{SERVICE}/{method}")
             try:

@@ -152,15 +152,20 @@ def test_client_of_a_stuck_daemon_names_its_process(tmp_path: Path, monkeypatch:
     asyncio.run(scene())
 
 
-def test_client_waits_for_a_daemon_that_is_being_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_waits_for_a_daemon_that_is_being_started_and_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(control, "DEADLINE_S", 0.01)
     home = Home(tmp_path)
     home.create()
+    told = list[str]()
 
     async def scene() -> StatusReply:
         with home.locked():
-            asking = asyncio.create_task(asyncio.to_thread(ControlClient(Home(tmp_path)).status))
+            asking = asyncio.create_task(asyncio.to_thread(ControlClient(Home(tmp_path), told.append).status))
             await asyncio.sleep(0.1)  # it loads torch
+            waits = f"the daemon (pid {os.getpid()}) is still loading its libraries: waiting up to 30 s for it"
+            assert told == [waits]
             async with control.serving(home.socket, answer, leave=None):  # type: ignore[arg-type]
                 return await asking
 

@@ -56,10 +56,10 @@ def identity(flags: Flags) -> int:
     return 0
 
 
-def _client(home: Home) -> ControlClient:
+def _client(home: Home, emitter: Emitter) -> ControlClient:
     from swarm_node.control import ControlClient  # noqa: PLC0415 - gRPC, which `identity` does not need
 
-    return ControlClient(home)
+    return ControlClient(home, emitter.say)
 
 
 def drain(flags: Flags) -> int:
@@ -73,7 +73,7 @@ def stop(flags: Flags) -> int:
 def _leave(flags: Flags, *, is_drain: bool) -> int:
     home = Home(flags.home())
     emitter = Emitter(json=flags.json)
-    reply = _client(home).leave(drain=is_drain)
+    reply = _client(home, emitter).leave(drain=is_drain)
     emitter.emit("leaving", pid=reply.pid, seconds=reply.seconds)
     until = time.monotonic() + reply.seconds + MARGIN_S
     while home.owner() == reply.pid:
@@ -85,8 +85,8 @@ def _leave(flags: Flags, *, is_drain: bool) -> int:
 
 
 def status(flags: Flags) -> int:
-    reply = _client(Home(flags.home())).status()
     emitter = Emitter(json=flags.json)
+    reply = _client(Home(flags.home()), emitter).status()
     if flags.json:
         shown = {
             "reachability": reach(reply.reachability, reply.addrs),

@@ -29,11 +29,12 @@ def events_page() -> str:
 def metrics_page() -> str:
     parts = [
         "# Metrics\n\nWith `--metrics HOST:PORT` a daemon serves Prometheus metrics at `http://HOST:PORT/metrics` "
-        "(port 0: any free port; the `metrics` event has the address). Without the option, no port is opened. On "
-        "loopback, only requests for an IP address or a name without a dot are answered, others get status 421; on "
-        "other addresses, any name is answered. A gateway also serves metrics on its own port; with `--api-keys` this "
-        "needs a key, which Prometheus reads from `credentials_file` under `authorization`. Metrics may be added, "
-        "never renamed. The last column says when a value changes; a histogram has its number of buckets."
+        "from its start on, also while it cannot join (port 0: any free port; the `metrics` event has the address). "
+        "Without the option, no port is opened. On loopback, only requests for an IP address or a name without a "
+        "dot are answered, others get status 421; on other addresses, any name is answered. A "
+        "gateway also serves metrics on its own port; with `--api-keys` this needs a key, which Prometheus reads from "
+        "`credentials_file` under `authorization`. Metrics may be added, never renamed. The last column says when a "
+        "value changes; a histogram has its number of buckets."
         f"\n\n{GENERATED}"
     ]
     for title, (about, part) in GROUPS.items():

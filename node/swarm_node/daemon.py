@@ -39,7 +39,9 @@ from swarm_node.lending.shifts import run_in_shifts
 from swarm_node.lending.traffic_count import LinkUse, MonthlyTraffic, keep_counting, keep_sampling
 from swarm_node.machine import hardware, reachability
 from swarm_node.machine.hardware import Hardware
-from swarm_node.metrics.exporter import exporting
+from swarm_node.metrics.exporter import exporting, measuring
+from swarm_node.metrics.metric_registry import Registry
+from swarm_node.metrics.readings import read_starting
 from swarm_node.network_join import join_network
 from swarm_node.node import Node, NodeRole, StartupSteps, starting_status
 from swarm_node.settings.config import Config
@@ -185,14 +187,19 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
         not_joined = reason
         has_tried.set()
 
-    async with control.serving(home.socket, status, partial(_leave, shutdown)):
+    metrics = Registry()
+    async with (
+        control.serving(home.socket, status, partial(_leave, shutdown)),
+        exporting(metrics, config, emitter),
+    ):
         steps = StartupSteps(emitter, NUM_STEPS + role.num_steps)
-        machine = await _machine(config, home, role)
-        steps.done("hardware", str(machine))
-        limits = _limits(config)
-        traffic = Traffic(limits)
-        month = MonthlyTraffic(home.traffic, time.time())
-        network = await join_network(config, home, role, traffic, emitter, shutdown, on_nobody=nobody_answers)
+        with metrics.reading(partial(read_starting, config.network_id, identity.peer_id)):
+            machine = await _machine(config, home, role)
+            steps.done("hardware", str(machine))
+            limits = _limits(config)
+            traffic = Traffic(limits)
+            month = MonthlyTraffic(home.traffic, time.time())
+            network = await join_network(config, home, role, traffic, emitter, shutdown, on_nobody=nobody_answers)
         if network is None:
             return
         async with network, Membership(network) as membership:
@@ -206,6 +213,7 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
                 network=network,
                 membership=membership,
                 steps=steps,
+                metrics=metrics,
                 limits=limits,
                 lending=Lending(config.hours, config.monthly_traffic, month),
                 link_use=LinkUse(traffic, now_s()),
@@ -222,7 +230,7 @@ async def _work(node: Node, network: Libp2pNetwork, role: NodeRole, month: Month
     shutdown, lending = node.shutdown, node.lending
     async with (
         remembered_peers.remembering(node.home, network),
-        exporting(node, network),
+        measuring(node, network),
         asyncio.TaskGroup() as tasks,
     ):
         await _arrive(node, network)

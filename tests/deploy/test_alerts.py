@@ -67,6 +67,12 @@ FAULTS = [
         labels={"instance": "one", "job": "swarm"},
     ),
     Fault(
+        alert="SwarmNodeNotJoined",
+        series={"swarm_node_num_peers": "0x20"},
+        quiet=4,
+        firing=6,
+    ),
+    Fault(
         alert="SwarmNodeAlone",
         series={"swarm_node_num_peers": "3x5 1x20", "swarm_membership_publish_failures_total": "0x5 1+1x20"},
         quiet=10,

@@ -10,7 +10,7 @@ import asyncio
 import errno
 import socket
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from swarm.network.libp2p_network import Libp2pNetwork
 from swarm_protocol.errors import StartError
 from swarm_protocol.version import software_version
 
+from swarm_node.events.emitter import Emitter
 from swarm_node.http.addresses import KnownHosts
 from swarm_node.http.server import is_local, listen, serving
 from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
@@ -32,21 +33,30 @@ from swarm_node.settings.parsers import Endpoint
 
 
 @asynccontextmanager
-async def exporting(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
-    """Export metrics and traces while the context lasts.
+async def exporting(registry: Registry, config: Config, emitter: Emitter) -> AsyncIterator[None]:
+    """Serve the metrics at the address of `--metrics`, if there is one, while the context lasts.
 
-    Raises StartError if the address of `--metrics` cannot be listened on, and ConfigError if `--otlp` lacks its
-    libraries.
+    Raises StartError if the address cannot be listened on.
+    """
+    if config.metrics is None:
+        yield
+        return
+    async with serving_metrics(registry, bound(config.metrics), config) as url:
+        emitter.emit("metrics", url=url)
+        yield
+
+
+@asynccontextmanager
+async def measuring(node: Node, network: Libp2pNetwork) -> AsyncIterator[None]:
+    """Add what the node and its network measure to its metrics, and export traces, while the context lasts.
+
+    Raises ConfigError if `--otlp` lacks its libraries.
     """
     about = {"service.version": software_version(), "service.instance.id": network.peer_id}
     node.traces = open_traces(node.config.otlp, about)
     try:
         with node.metrics.reading(lambda: read_node(node)), node.metrics.reading(lambda: read_network(network)):
-            async with AsyncExitStack() as stack:
-                if node.config.metrics is not None:
-                    served = serving_metrics(node.metrics, bound(node.config.metrics), node.config)
-                    node.emitter.emit("metrics", url=await stack.enter_async_context(served))
-                yield
+            yield
     finally:
         await asyncio.to_thread(node.traces.close)
 

@@ -68,7 +68,9 @@ NODE: MetricGroup = {
         state="`starting`, `seeding`, `idle`, `training`, `serving`, `gateway`, `dashboard`, `draining`, `paused`, or "
         "`other`",
     ),
-    "swarm_node_num_peers": _gauge("Live nodes known to this node, itself included.", "every 10 s, from the DHT"),
+    "swarm_node_num_peers": _gauge(
+        "Live nodes known to this node, itself included; 0 until it has joined its network.", "every 10 s, from the DHT"
+    ),
     "swarm_node_num_convicted_servers": _gauge(
         "Servers that this node does not use because evidence convicts them of a wrong proof.",
         "when this node finds or receives evidence, and when a conviction expires; only on nodes that serve or use "
@@ -78,7 +80,9 @@ NODE: MetricGroup = {
         "Evidence about servers that other nodes sent and that proved nothing.",
         "when such evidence arrives; this node accepts no more evidence from its sender",
     ),
-    "swarm_node_start_time_seconds": _gauge("Unix time at which the daemon became ready.", "never"),
+    "swarm_node_start_time_seconds": _gauge(
+        "Unix time at which the daemon joined its network; absent before.", "never"
+    ),
     "swarm_libp2p_memory_bytes": _gauge("Resident memory of the libp2p daemon, a child process.", _NOW),
     "swarm_peer_rtt_seconds": _gauge(
         "Round-trip times to peers, measured in the last three minutes; absent if there are none.",

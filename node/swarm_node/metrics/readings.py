@@ -30,15 +30,23 @@ if TYPE_CHECKING:
 STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining", "paused")
 
 
-def read_node(node: Node) -> Iterator[Reading]:
-    network = node.network
-    about = {"version": software_version(), "network_id": network.network_id, "peer_id": network.peer_id}
+def read_starting(network_id: str, peer_id: str) -> Iterator[Reading]:
+    """Read the metrics of a daemon that has not joined its network yet."""
+    return _read_state(network_id, peer_id, "starting", num_peers=0)
+
+
+def _read_state(network_id: str, peer_id: str, state: str, num_peers: int) -> Iterator[Reading]:
+    about = {"version": software_version(), "network_id": network_id, "peer_id": peer_id}
     yield Reading("swarm_node_info", 1, about)
-    yield Reading("swarm_node_num_peers", node.num_peers)
-    yield Reading("swarm_node_start_time_seconds", node.started_at)
-    state = "draining" if node.work_end.leaving.is_set() else node.activity.state
+    yield Reading("swarm_node_num_peers", num_peers)
     for each in (*STATES, "other"):
         yield Reading("swarm_node_state", each == (state if state in STATES else "other"), {"state": each})
+
+
+def read_node(node: Node) -> Iterator[Reading]:
+    state = "draining" if node.work_end.leaving.is_set() else node.activity.state
+    yield from _read_state(node.network.network_id, node.network.peer_id, state, node.num_peers)
+    yield Reading("swarm_node_start_time_seconds", node.started_at)
     yield from _stats("swarm_peer_rtt_seconds", node.membership.all_known_rtts_s(), "min", "median", "max")
     yield from _rtts_by_path(node)
     counters = node.membership.counters

@@ -17,6 +17,7 @@ from support.node_process import Node, wait_until
 from swarm_node import daemon
 from swarm_node.daemon import MAX_OPEN_FILES
 from swarm_node.metrics.metric_contract import NODE
+from swarm_protocol.identity import Identity
 
 from .conftest import RunHere, Seed, StartNode
 
@@ -61,6 +62,20 @@ def test_seed_answers_metrics_at_the_address_that_it_prints(start_node: StartNod
     for path in ("/", "/metrics/x"):
         with pytest.raises(HTTPError, match="404"):
             urlopen(url.replace("/metrics", path), timeout=120)
+    node.process.send_signal(signal.SIGTERM)
+    assert node.wait_end() == 0
+
+
+def test_node_that_cannot_join_answers_metrics_and_says_that_it_has_not_joined(start_node: StartNode) -> None:
+    nobody = f"/ip4/127.0.0.1/tcp/9/p2p/{Identity.generate().peer_id}"
+    node = start_node("dashboard", "--port", "0", "--peers", nobody, "--metrics", "127.0.0.1:0", is_light=True)
+    url = str(node.wait_for("metrics")["url"])
+    node.wait_for("warning")
+    found = scraped(url)
+    assert found["swarm_node_state,starting"] == 1
+    assert found["swarm_node_num_peers"] == 0
+    assert any(name.startswith("swarm_node_info,") for name in found)
+    assert "swarm_node_start_time_seconds" not in found
     node.process.send_signal(signal.SIGTERM)
     assert node.wait_end() == 0
 

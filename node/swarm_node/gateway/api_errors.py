@@ -68,16 +68,25 @@ INSTEAD: Mapping[str, str] = {
 }
 """The fields that do what these older ones, or vLLM's, do elsewhere."""
 ELSEWHERE: Mapping[str, Mapping[str, str]] = {
-    "/v1/completions": {"messages": "prompt", "input": "prompt"},
+    "/v1/completions": {
+        "messages": "prompt",
+        "input": "prompt",
+        "instructions": "prompt",
+        "max_completion_tokens": "max_tokens",
+        "max_output_tokens": "max_tokens",
+    },
     "/v1/chat/completions": {
         "prompt": "messages",
         "input": "messages",
         "instructions": "messages",
         "text": "response_format",
+        "max_output_tokens": "max_completion_tokens",
+        "reasoning": "reasoning_effort",
     },
     "/v1/responses": {
         "messages": "input",
         "max_tokens": "max_output_tokens",
+        "max_completion_tokens": "max_output_tokens",
         "response_format": "text.format",
         "reasoning_effort": "reasoning.effort",
         "verbosity": "text.verbosity",

@@ -31,6 +31,7 @@ from swarm_node.gateway.request_schema import (
     Text,
     unfit,
 )
+from swarm_node.http.field_words import shown
 
 OPENED = json.dumps(OPENING)
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -180,21 +181,28 @@ ChatMessage = Annotated[
 ]
 
 
-def _few_values(messages: list[Any]) -> list[Any]:
-    """Refuse calls whose arguments have too many values: the template gets them parsed, so they cost what a body
-    costs."""
+def _checked_calls(messages: list[Any]) -> list[Any]:
+    """Refuse calls whose arguments have too many values: the template gets them parsed, so they cost what a body costs.
+    Refuse results of calls that no earlier message has, as OpenAI does."""
     most = http_limits.MAX_HTTP_VALUES
     calls = [call for each in messages if isinstance(each, AssistantMessage) for call in each.tool_calls or ()]
     if has_more_values([call.function.arguments.encode() for call in calls], most):
         message = "the arguments of the calls have over {most} objects, lists and strings"
         raise PydanticCustomError("too_many", message, {"most": most})
+    known = set[str]()
+    for each in messages:
+        if isinstance(each, AssistantMessage):
+            known.update(call.id for call in each.tool_calls or ())
+        elif isinstance(each, ToolMessage) and each.tool_call_id not in known:
+            message = "it has the result of the call {id}, and not the call before it"
+            raise PydanticCustomError("no_call", message, {"id": shown(each.tool_call_id)})
     return messages
 
 
 Messages = Annotated[
     list[ChatMessage],
     Field(min_length=1, max_length=http_limits.MAX_CHAT_MESSAGES, fail_fast=True),
-    AfterValidator(_few_values),
+    AfterValidator(_checked_calls),
 ]
 
 

@@ -38,8 +38,7 @@ from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import http_limits
 
-MAX_NAME_CHARS = 64
-"""The most characters of an unknown field's name that are compared with those of known fields."""
+MAX_NAME_CHARS = 64  # of an unknown field that are compared with known fields
 
 Neutral = Mapping[str, tuple[Any, ...]]
 """Known but unsupported fields, with the values besides null that change nothing."""
@@ -103,7 +102,8 @@ class StrictBody(BaseModel):
                 raise PydanticCustomError("unsupported", "'{name}' is not supported", {"name": name})
         known = _names_of(cls)
         unknown = next((name for name in data if name not in known and name not in cls.neutral), None)
-        if unknown is not None and (near := get_close_matches(unknown[:MAX_NAME_CHARS], known, n=1)):
+        # less alike names mean other things, such as max_completion_tokens and min_tokens
+        if unknown is not None and (near := get_close_matches(unknown[:MAX_NAME_CHARS], known, n=1, cutoff=0.75)):
             raise PydanticCustomError("misspelt", "unknown parameter '{name}'", {"name": unknown, "near": near[0]})
         return {name: value for name, value in data.items() if name in known or name == unknown}
 

@@ -23,6 +23,7 @@ def _are_consistent(body: dict[str, Any]) -> bool:
     calls = body.get("tool_choice") not in (None, "none", "auto")
     seed = body.get("seed")
     items = body.get("input")
+    said = [each for each in (*_listed(items), *_listed(body.get("messages"))) if isinstance(each, dict)]
     prompts, n = body.get("prompt"), body.get("n")
     return not (
         (body.get("top_logprobs") and not body.get("logprobs"))
@@ -36,5 +37,11 @@ def _are_consistent(body: dict[str, Any]) -> bool:
             isinstance(items, list)
             and all(isinstance(item, dict) and item.get("type") == "reasoning" for item in items)
         )
+        # the id of a drawn result is never that of a drawn call
+        or any(each.get("role") == "tool" or each.get("type") == "function_call_output" for each in said)
         or (isinstance(prompts, list) and len(prompts) > 1 and n not in (None, 1))
     )
+
+
+def _listed(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []

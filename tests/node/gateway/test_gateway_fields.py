@@ -126,11 +126,22 @@ def test_older_field_is_refused_with_the_field_that_has_replaced_it() -> None:
 
 
 def test_field_of_another_endpoint_is_refused_with_its_name_here() -> None:
-    [text] = _errors("/completions", [{"messages": []}])
-    assert text["message"] == "unknown parameter 'messages': did you mean prompt?"
-    chat = _errors("/chat/completions", [{"input": "hi"}, {"instructions": "be brief"}, {"text": {}}])
-    says = ["did you mean messages?", "did you mean messages?", "did you mean response_format?"]
-    assert [error["message"].split(": ", 1)[1] for error in chat] == says
+    text = {"messages": "prompt", "instructions": "prompt", "max_completion_tokens": "max_tokens"}
+    chat = {
+        "input": "messages",
+        "instructions": "messages",
+        "text": "response_format",
+        "max_output_tokens": "max_completion_tokens",
+        "reasoning": "reasoning_effort",
+    }
+    for path, names in (("/completions", text), ("/chat/completions", chat)):
+        for (name, here), error in zip(names.items(), _errors(path, [{name: 1} for name in names]), strict=True):
+            assert error["message"] == f"unknown parameter '{name}': did you mean {here}?"
+
+
+def test_field_is_not_suggested_for_one_of_another_meaning() -> None:
+    for error in _errors("/completions", [{"reasoning_effort": "low"}, {"system": "be brief"}]):
+        assert error["message"].endswith(": leave it out")
 
 
 @pytest.mark.parametrize("path", PLAIN)

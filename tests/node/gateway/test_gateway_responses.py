@@ -24,6 +24,7 @@ STRICT = {**WEATHER, "strict": True, "description": "tells the weather"}
 CALL = OPENING + '\n{"name": "weather", "arguments": {"city": "Paris"}}\n' + CLOSING
 HELLO = {"role": "user", "content": "hi"}
 CALLED = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Paris"}'}
+RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 CHAT_CALLED = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 
 
@@ -395,6 +396,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"service_tier": "priority"}, "service_tier", "leave it out"),
     ({"n": 2}, "n", "unknown parameter 'n': leave it out"),
     ({"max_tokens": 5}, "max_tokens", "did you mean max_output_tokens?"),
+    ({"max_completion_tokens": 5}, "max_completion_tokens", "did you mean max_output_tokens?"),
     ({"messages": [HELLO]}, "messages", "did you mean input?"),
     ({"response_format": {}}, "response_format", "did you mean text.format?"),
     ({"reasoning_effort": "low"}, "reasoning_effort", "did you mean reasoning.effort?"),
@@ -403,6 +405,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"input": 5}, "input", "it is 5, and not a string or a list"),
     ({"input": []}, "input", "it must not be empty"),
     ({"input": [{"type": "reasoning"}]}, "input", "it must not be empty"),
+    ({"input": [HELLO, RESULT]}, "input", "it has the result of the call 'c1', and not the call before it"),
+    ({"input": [RESULT, CALLED]}, "input", "and not the call before it"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0.type", "send the items themselves"),
     ({"input": [HELLO, {"type": "computer_call"}]}, "input.1.type", "it is not one of 'message', 'function_call'"),
     ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "it is 'tool', and not 'user'"),

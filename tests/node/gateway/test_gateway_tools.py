@@ -207,6 +207,7 @@ def test_conversation_with_calls_and_their_results_reaches_the_template() -> Non
     [
         {"role": "assistant", "content": None},
         {"role": "tool", "content": "rain"},
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
         {"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ""}}]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
         {"role": "narrator", "content": "x"},

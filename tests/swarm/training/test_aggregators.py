@@ -248,6 +248,10 @@ def test_mapping_holds_all_parameters_of_the_aggregator_when_none_is_given() -> 
         ({"aggregator": ["mean"]}, "use one of mean, "),
         ({"aggregator": "trimmed_mean", "aggregation": {"trims": 0.1}}, "unknown key 'trims': did you mean 'trim'"),
         ({"aggregator": "mean", "aggregation": {"trim": 0.1}}, "of mean has an unknown key 'trim'"),
+        (
+            {"aggregator": "mean", "aggregation": {"radius": 2.0, "iterations": 50}},
+            "keys: 'radius', 'iterations': remove",
+        ),
         ({"pre_aggregation": "buckets"}, 'pre_aggregation = "buckets": use one of none, bucketing, nearest_neighbours'),
         ({"liar_share": 0.5}, "liar_share = 0.5: use a number from 0 to 0.49"),
         ({"neighbour_reach": 0.5}, "neighbour_reach = 0.5: use a number from 1 to 100"),

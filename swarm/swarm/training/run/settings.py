@@ -13,12 +13,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, first_few
 from swarm_protocol.identity import check_peer_id
 from swarm_protocol.toml_text import toml_value
 
 MAX_ADMITTED = 1024
 """Peer ids that a run may admit: several full groups, within a run file's size."""
+MAX_NAMED_KEYS = 8
+"""Maximum unknown keys that a message names."""
 _UNSET = object()
 
 
@@ -179,12 +181,16 @@ is_digest = matching(r"[0-9a-f]{64}")
 
 
 def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], where: str) -> None:
-    """Raises UnknownKey for the first key that is not `known`."""
-    for key in mapping:
-        if key not in known:
-            close = difflib.get_close_matches(str(key), known, n=1)
-            remedy = f"did you mean {close[0]!r}?" if close else "remove it, or look up the setting you mean"
-            raise UnknownKey(f"{where} has an unknown key {str(key)[:80]!r}", remedy=remedy)
+    """Raises UnknownKey, which names the keys that are not `known`."""
+    unknown = [str(key)[:80] for key in mapping if key not in known]
+    if not unknown:
+        return
+    if len(unknown) > 1:
+        named = first_few(unknown, MAX_NAMED_KEYS, repr)
+        raise UnknownKey(f"{where} has unknown keys: {named}", remedy="remove them, or look up the settings you mean")
+    close = difflib.get_close_matches(unknown[0], known, n=1)
+    remedy = f"did you mean {close[0]!r}?" if close else "remove it, or look up the setting you mean"
+    raise UnknownKey(f"{where} has an unknown key {unknown[0]!r}", remedy=remedy)
 
 
 def table_of(kind: type[Any], key: str, mapping: object) -> Any:

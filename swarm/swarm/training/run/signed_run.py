@@ -126,7 +126,7 @@ def completed(written: Mapping[str, Any], config: RunConfig) -> dict[str, Any]:
 def from_mapping(mapping: Mapping[str, Any]) -> RunConfig:
     """Return the config that these plain values describe.
 
-    Raises ConfigError, which names all impossible values or the first unknown key, with remedies.
+    Raises ConfigError, which names all impossible values, or the unknown keys of one table, with remedies.
     """
     refuse_unknown_keys(mapping, {each.name for each in fields(RunConfig)}, "the run")
     values = with_floats(RunConfig, mapping)

@@ -30,7 +30,7 @@ from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, say_lookup
 from swarm_node.commands.daemons import check_model_directories
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import size
+from swarm_node.formatting import plural, size
 from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
 from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.settings.config import UsageError
@@ -107,7 +107,7 @@ def _emit(emitter: Emitter, model: str, num_blocks: int, found: PlacementPlan) -
 
 
 def _lines(model: str, num_blocks: int, found: PlacementPlan) -> Iterator[str]:
-    yield f"{model}: {num_blocks} blocks"
+    yield f"{model}: {plural(num_blocks, 'block')}"
     width = max(len(taken.name) for taken in found.taken)
     for taken in found.taken:
         span = f"{taken.span[0]}:{taken.span[1]}" if taken.span else "nothing"

@@ -26,7 +26,7 @@ from swarm_node.commands.command_options import (
     signing_identity,
 )
 from swarm_node.events.emitter import Emitter
-from swarm_node.formatting import moment, size
+from swarm_node.formatting import moment, plural, size
 from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import RunId, parse_model, whole_number
@@ -249,8 +249,8 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
     if config.start.genesis:
         yield f"genesis    pinned to {config.start.genesis[:12]}, the first state of every member"
     limit = f", {config.interval_s:g} s at most" if config.interval_s else ""
-    interval = f"{config.interval_steps} inner steps{optimizer}{limit}"
-    yield f"training   {config.outer_steps} outer steps of {interval}; {_outer_method(config)}"
+    interval = f"{plural(config.interval_steps, 'inner step')}{optimizer}{limit}"
+    yield f"training   {plural(config.outer_steps, 'outer step')} of {interval}; {_outer_method(config)}"
     least, most = cost.group_tokens
     rule, entrance = config.probation, config.entrance
     yield f"group      {config.min_group} to {config.max_group} members, {_combined(config)}, {entrance.who_may_join}"
@@ -258,8 +258,8 @@ def _lines(found: InspectedRun, cost: Cost) -> Iterator[str]:
         yield f"invited    {welcome}"
     if rule.steps:
         yield (
-            f"newcomers  count fully after {rule.steps} outer steps; until then they have {rule.share:.0%} of weight "
-            "and seats at most, and no votes"
+            f"newcomers  count fully after {plural(rule.steps, 'outer step')}; until then they have {rule.share:.0%} "
+            "of weight and seats at most, and no votes"
         )
     yield f"votes      {Succession.of(config).in_words}"
     if config.cluster_size > 1:
@@ -285,4 +285,5 @@ def _pinned(digest: str, revision: str = "") -> str:
 def _outer_method(config: RunConfig) -> str:
     if config.fragments == 1 and not config.overlap_steps:
         return f"DiLoCo with {config.outer.optimizer}"
-    return f"{config.fragments} fragments, {config.overlap_steps} steps of overlap, {config.outer.optimizer}"
+    fragments, overlap = plural(config.fragments, "fragment"), plural(config.overlap_steps, "step")
+    return f"{fragments}, {overlap} of overlap, {config.outer.optimizer}"

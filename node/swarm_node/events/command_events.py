@@ -74,7 +74,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
     ),
     "watching": run_event(
         "The first output of `run watch`: it joined the network and looks for the run.",
-        "watching {run}: {outer_steps} outer steps, signed by {signed_by}",
+        "watching {run}: {outer_steps:outer step}, signed by {signed_by}",
         signed_by="text: peer id of the run's author",
         outer_steps="int: outer steps of the run",
     ),

@@ -79,7 +79,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
         "A member's vouch for a newcomer to a run was signed. The vouch is written to the same places as an "
         "invitation (see `run_invited`).",
         "{voucher} vouches for {node} in {run} until {until}; the run requires {needed} of these, from full members "
-        "that have contributed to {credits} outer steps",
+        "that have contributed to {credits:outer step}",
         node="text: peer id of the newcomer",
         voucher="text: peer id of the member that signed",
         needed="int: number of members that must vouch",
@@ -308,7 +308,7 @@ DAEMON_EVENTS: Mapping[str, EventSpec] = {
     ),
     "run_finished": run_event(
         "The run's last outer step is committed.",
-        "run {run} finished after {outer_step} outer steps",
+        "run {run} finished after {outer_step:outer step}",
         outer_step="int: the last outer step",
         digest="text: digest of the final state",
     ),

@@ -161,7 +161,7 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
     known: dict[str, object] = dict(fields)
     known |= {f"num_{name}": len(v) for name, v in fields.items() if isinstance(v, list | tuple)}
     known |= {name: math.nan for name, v in fields.items() if v is None}
-    known |= {name: _Counted(v) for name, v in known.items() if name.startswith("num_") and isinstance(v, int)}
+    known |= {name: _Counted(v) for name, v in known.items() if type(v) is int}
     if isinstance(seconds := fields.get("seconds"), int | float):
         known["within"] = f"within {seconds:.0f} s" if seconds >= 1 else "at once"
     if event == "draining" and known["within"] != "at once":
@@ -178,10 +178,10 @@ def _text(event: str, fields: Mapping[str, object]) -> str:
 
 
 class _Counted(int):
-    """A number in a template: `{num_members:member}` becomes "1 member" or "2 members"."""
+    """A number in a template: `{num_steps:outer step}` becomes "1 outer step" or "2 outer steps"."""
 
     def __format__(self, spec: str) -> str:
-        return plural(self, spec) if spec.isalpha() and len(spec) > 1 else format(int(self), spec)
+        return plural(self, spec) if re.fullmatch(r"[a-z]{2}[a-z ]*", spec) else format(int(self), spec)
 
 
 class LiveLine:

@@ -21,7 +21,7 @@ import psutil
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
-from swarm_node.formatting import size
+from swarm_node.formatting import plural, size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,9 +70,9 @@ class Hardware:
         memory = f"{self.free_memory_bytes / 2**30:.1f} of {self.memory_bytes / 2**30:.1f} GiB free"
         speeds = self.speeds
         if not speeds.prefill_tokens_per_s:
-            return f"{self.device_name}, {self.num_cores} cores, {memory}, speed not measured"
+            return f"{self.device_name}, {plural(self.num_cores, 'core')}, {memory}, speed not measured"
         return (
-            f"{self.device_name}, {self.num_cores} cores, {memory}; tokens/s through one block: "
+            f"{self.device_name}, {plural(self.num_cores, 'core')}, {memory}; tokens/s through one block: "
             f"{speeds.prefill_tokens_per_s:.0f} prefill, {speeds.decode_tokens_per_s:.0f} decode, "
             f"{speeds.training_tokens_per_s:.0f} training"
         )

@@ -19,7 +19,7 @@ from swarm_protocol.control_messages import ServingStatus
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.manifest_messages import PublishedManifest
 
-from swarm_node.formatting import rate, size
+from swarm_node.formatting import plural, rate, size
 from swarm_node.machine.hardware import resident_bytes, share_of_free, share_of_limit
 from swarm_node.metrics.readings import ServerMetrics, read_server
 from swarm_node.node import Node
@@ -158,7 +158,9 @@ class ModelServing:
         self._num_blocks = record.num_blocks
         if self._numbered:
             self._numbered = False
-            self._node.steps.done("warm-up", f"{decision.end - decision.start} blocks are loaded and measured")
+            num_blocks = decision.end - decision.start
+            loaded = f"{plural(num_blocks, 'block')} {'is' if num_blocks == 1 else 'are'} loaded and measured"
+            self._node.steps.done("warm-up", loaded)
             self._node.steps.done("serving", "open for sessions")
         self._node.activity.state = "serving"
         self._node.emitter.emit(

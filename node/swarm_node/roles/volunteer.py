@@ -33,7 +33,7 @@ from swarm.training.state.checkpoint import steps_in
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.manifest_messages import PublishedManifest
 
-from swarm_node.formatting import size
+from swarm_node.formatting import plural, size
 from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.roles.helper import ModelNeed, Need, RunNeed
 from swarm_node.roles.run_entry import check_may_enter
@@ -136,9 +136,9 @@ def check_run(run: RunConfig, config: Config) -> None:
 
 def schedule_of(run: RunConfig) -> str:
     """Describe the steps of a run in one line."""
-    steps = f"{run.outer_steps} outer steps of {run.interval_steps} inner steps"
+    steps = f"{plural(run.outer_steps, 'outer step')} of {plural(run.interval_steps, 'inner step')}"
     streaming = f", each of which moves one of {run.fragments} fragments" if run.fragments > 1 else ""
-    overlap = f", beside the next {run.overlap_steps} inner steps" if run.overlap_steps else ""
+    overlap = f", beside the next {plural(run.overlap_steps, 'inner step')}" if run.overlap_steps else ""
     return f"{steps}{streaming}{overlap}"
 
 

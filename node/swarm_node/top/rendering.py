@@ -150,7 +150,7 @@ def overview(view: Overview, width: int) -> Iterator[Text]:
 
 
 def _model_lines(model: ModelView, width: int) -> Iterator[Text]:
-    facts = f"{model.num_blocks} blocks, {plural(model.num_servers, 'server')}, {rate(model.tokens_per_s)}"
+    facts = f"{plural(model.num_blocks, 'block')}, {plural(model.num_servers, 'server')}, {rate(model.tokens_per_s)}"
     yield Text.assemble(state(model.health), _name(model.name), " ", facts)
     cells = _map_cells(width, STATE_CELLS)
     yield Text.assemble(" " * STATE_CELLS, missing_row(model.missing, model.num_blocks, cells))

@@ -151,12 +151,15 @@ def test_sign_takes_a_tokenizer_s_directory_or_its_file(author: Identity) -> Non
 def test_show_of_a_module_s_run_names_no_data_and_no_optimizer_of_the_file_s(
     author: Identity, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = module_run(RunConfig(name="own"), torch.nn.Linear(2, 1), num_samples=100)
+    config = RunConfig(name="own", outer_steps=1, interval_steps=1, probation_steps=1)
+    run = module_run(config, torch.nn.Linear(2, 1), num_samples=100)
     write_run(Path("run.toml"), run, author)
     assert cli.run(["run", "show"]) == 0
     out = capsys.readouterr().out
     assert "data       read by the author's own module" in out
-    assert "samples    80 for each member" in out
+    assert "training   1 outer step of 1 inner step; " in out
+    assert "count fully after 1 outer step; " in out
+    assert "samples    4 for each member" in out
     assert "python-stdlib" not in out
     assert "adamw" not in out
 

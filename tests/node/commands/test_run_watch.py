@@ -246,5 +246,6 @@ def test_node_refuses_data_that_the_run_does_not_use_before_it_joins(tmp_path: P
 
 def test_schedule_says_how_a_run_streams() -> None:
     assert schedule_of(RunConfig(name="x")) == "40 outer steps of 20 inner steps"
+    assert schedule_of(RunConfig(name="x", outer_steps=1, interval_steps=1)) == "1 outer step of 1 inner step"
     streaming = RunConfig(name="x", fragments=4, overlap_steps=2)
     assert schedule_of(streaming).endswith(", each of which moves one of 4 fragments, beside the next 2 inner steps")

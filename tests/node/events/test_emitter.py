@@ -65,6 +65,8 @@ def test_counts_in_a_message_agree_with_singular_and_plural(num: int, said: str)
     assert f", {said}, " in emitted("outer_step", as_json=False, **fields)[1]
     peers = sample("resume_delivered") | {"peers": ["peer"] * num}
     assert f"with {said.replace('trainer', 'member')}: " in emitted("resume_delivered", as_json=False, **peers)[1]
+    finished = sample("run_finished") | {"outer_step": num}
+    assert f"after {said.replace('trainer', 'outer step')}\n" in emitted("run_finished", as_json=False, **finished)[1]
 
 
 def test_emit_of_an_event_outside_the_contract_is_a_bug() -> None:

@@ -65,10 +65,10 @@ class Entrance:
     @property
     def who_may_join(self) -> str:
         """Return in words who may contribute."""
+        peers = "1 peer" if len(self.listed) == 1 else f"{len(self.listed)} peers"
         if self.required:
-            named = f"{len(self.listed)} peers and " if self.listed else ""
-            return f"{named}those with an invitation may join"
-        return f"{len(self.listed)} peers may join" if self.listed else "anyone may join"
+            return f"{f'{peers} and ' if self.listed else ''}those with an invitation may join"
+        return f"{peers} may join" if self.listed else "anyone may join"
 
     def who_is_welcome(self, num_inviters: int) -> str:
         """Return in words the effect of vouches and of invitations by the author and `num_inviters` others; empty if
@@ -80,7 +80,7 @@ class Entrance:
         if self.vouchers:
             vouching = "1 member that vouches" if self.vouchers == 1 else f"{self.vouchers} members that vouch"
             members = f", or {vouching} for it,"
-        steps = f"after {self.steps} outer steps" if self.steps else "at once"
+        steps = f"after {self.steps} outer step{'' if self.steps == 1 else 's'}" if self.steps else "at once"
         return f"a node with an invitation from {by}{members} counts fully {steps}"
 
 

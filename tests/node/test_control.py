@@ -102,6 +102,31 @@ def test_client_gets_the_daemons_answers(tmp_path: Path) -> None:
     asyncio.run(scene())
 
 
+def test_doctor_asks_the_daemon_of_the_home(tmp_path: Path) -> None:
+    """The home of a lone seed names no peer, and remembers none."""
+    config = Config(home=tmp_path, name="test")
+
+    async def scene() -> None:
+        async with daemon(Home(tmp_path)):
+            [found] = await asyncio.to_thread(doctor.check_daemon, config)
+            assert (found.result, found.message) == ("ok", "in tests, which has 2 nodes")
+            assert [each.check for each in await doctor.check_network(config)] == ["clock"]
+
+    asyncio.run(scene())
+    assert doctor.check_daemon(config) == []
+    assert [each.check for each in asyncio.run(doctor.check_network(config))] == ["clock", "seeds"]
+
+
+def test_doctor_says_why_the_daemon_has_not_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = replace(REPLY, addrs=(), num_peers=0, state="starting", training=None, serving=None, not_joined="no way")
+    monkeypatch.setattr(ControlClient, "status", lambda _self: waiting)
+    Home(tmp_path).create()
+    with Home(tmp_path).locked():
+        [found] = doctor.check_daemon(Config(home=tmp_path, name="test"))
+    assert (found.result, found.message) == ("warn", "it has not joined tests yet: no way")
+    assert "--peers" in found.remedy
+
+
 def test_socket_with_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 

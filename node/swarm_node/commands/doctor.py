@@ -40,6 +40,7 @@ from swarm_protocol.version import software_version
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
+from swarm_node.control import ControlClient
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import moment, plural
 from swarm_node.machine import reachability
@@ -149,6 +150,21 @@ def check_home(config: Config) -> list[Finding]:
     return [Finding("home", "ok", f"{home.path} is writable, {peer_id}{running}")]
 
 
+def check_daemon(config: Config) -> list[Finding]:
+    """Ask the home's daemon, if one runs, whether it is in its network."""
+    if not _is_running(config):
+        return []
+    try:
+        reply = ControlClient(Home(config.home)).status()
+    except SwarmError as error:
+        return [Finding("daemon", "fail", error.message, error.remedy)]
+    if reply.num_peers:
+        return [Finding("daemon", "ok", f"in {reply.network_id}, which has {plural(reply.num_peers, 'node')}")]
+    reason = f": {reply.not_joined}" if reply.not_joined else ""
+    remedy = "run the doctor with the --peers or --config of this daemon, to check the way into its network"
+    return [Finding("daemon", "warn", f"it has not joined {reply.network_id} yet{reason}", remedy)]
+
+
 def check_disk(config: Config) -> list[Finding]:
     """Check the free space for the home, if it exists and is not read-only. `check_home` creates it for a while, or
     says why it cannot."""
@@ -200,7 +216,7 @@ def check_gpu(_config: Config) -> list[Finding]:
     return [Finding("gpu", "ok", "none: this node computes on the CPU")]
 
 
-LOCAL_CHECKS = (check_versions, check_libp2p, check_home, check_disk, check_ports, check_gpu)
+LOCAL_CHECKS = (check_versions, check_libp2p, check_home, check_daemon, check_disk, check_ports, check_gpu)
 """The checks that need no other node, in the order in which they are printed."""
 
 
@@ -218,6 +234,8 @@ async def check_network(config: Config) -> list[Finding]:
     clock = check_clock()
     known = tuple(each.contact for each in remembered_peers.remembered(config))
     if not (config.peers or known or config.finds_local_peers):
+        if _is_running(config):
+            return [*findings, clock]  # `check_daemon` says whether it is in its network
         remedy = "give --peers the address of a seed"
         return [*findings, clock, Finding("seeds", "warn", "no seed is given, so no node was contacted", remedy)]
     try:

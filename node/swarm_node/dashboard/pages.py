@@ -161,12 +161,13 @@ class _Pages:
         self._has_chat = has_chat
         self._templates = _environment()
         self._static = static_files()
-        self._pages: dict[str, _Page] = {}
+        self._pages: dict[tuple[str, bytes], _Page] = {}
         self._second: tuple[int, float] = (0, 0.0)
 
     def endpoint(self, content: Callable[[Request], Any]) -> Callable[[Request], Any]:
         async def answer(request: Request) -> Response:
-            page = self._fresh(f"{request.url.path}?{request.url.query}")
+            # not the URL: it leaves out tabs and line ends, so that two addresses would have one page
+            page = self._fresh((request.scope["path"], request.scope["query_string"]))
             async with page.rendering:
                 if page.body is None:
                     found = await content(request)
@@ -196,7 +197,7 @@ class _Pages:
         _check_reads_pages(request)
         return self._missing(request, "This page", is_page=True).answer(request)
 
-    def _fresh(self, address: str) -> _Page:
+    def _fresh(self, address: tuple[str, bytes]) -> _Page:
         second = (int(time.monotonic()), self._source.overview().at)
         if second != self._second or len(self._pages) >= MAX_RENDERED:
             self._second = second

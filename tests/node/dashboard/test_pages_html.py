@@ -78,6 +78,16 @@ def test_unknown_run_node_or_model_is_a_page_that_says_so(client: TestClient, pa
     assert 'href="/"' in answer.text
 
 
+@pytest.mark.parametrize("end", ["%09", "%0d"])
+def test_visitor_of_an_unknown_address_does_not_hide_a_page_from_others(end: str) -> None:
+    source = example_source(8)
+    run = source.overview().runs[0].run
+    with opened(source) as client:
+        for _ in range(3):  # pages are kept for a second, which may end between two requests
+            assert client.get(f"/runs/{run}{end}").status_code == 404
+            assert client.get(f"/runs/{run}").status_code == 200
+
+
 @pytest.mark.parametrize(
     "path", ["/static/../pages.py", "/static/%2e%2e/pages.py", "/static/..%2fviews.py", "/static/"]
 )

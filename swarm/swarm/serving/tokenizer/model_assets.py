@@ -8,13 +8,15 @@ which is only data. Assets belong to an event loop.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from queue import PriorityQueue
 from types import MappingProxyType
 from typing import Any
 from weakref import finalize
@@ -186,25 +188,40 @@ def _closed() -> SessionError:
 
 
 class TokenizerQueue:
-    """Asks a process one request after another, from one thread, so that waiting requests block no other thread."""
+    """Asks a process one request after another, from one thread, so that waiting requests block no other thread. The
+    smallest goes first: the longest texts take seconds each, and one caller may send dozens of them at once."""
 
     def __init__(self, model: str, process: TokenizerProcess) -> None:
         self._model = model
         self._process = process
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="swarm-tokenizer")
+        self._waiting = PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any]]]()
+        self._numbers = itertools.count()
         self._is_closed = False
 
     async def ask(self, what: str, **values: Any) -> Any:
         if self._is_closed:
             raise _closed()
+        answer = Future[Any]()
         asking = partial(self._process.ask, what, **values)
+        self._waiting.put((len(str(values)), next(self._numbers), answer, asking))
+        asyncio.get_running_loop().run_in_executor(self._thread, self._answer_smallest)
         try:
             async with asyncio.timeout(TURN_S):
-                return await asyncio.get_running_loop().run_in_executor(self._thread, asking)
+                return await asyncio.wrap_future(answer)
         except TimeoutError:
             raise SessionError(
                 f"the tokenizer of {self._model} is busy with other requests", remedy="ask again in a moment"
             ) from None
+
+    def _answer_smallest(self) -> None:
+        """Answer one of the waiting requests, unless its caller has left. Runs once for each request."""
+        _, _, answer, asking = self._waiting.get()
+        if answer.set_running_or_notify_cancel():
+            try:
+                answer.set_result(asking())
+            except BaseException as error:
+                answer.set_exception(error)
 
     def close(self) -> None:
         self._is_closed = True

@@ -6,12 +6,13 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -19,7 +20,13 @@ from support.leaks import no_leaks
 from support.text_models import byte_tokenizer
 from swarm.serving.model.model_files import open_model
 from swarm.serving.tokenizer import tokenizer_worker
-from swarm.serving.tokenizer.model_assets import ModelAssets, TokenizerLimits, TokenizerProcess, open_assets
+from swarm.serving.tokenizer.model_assets import (
+    ModelAssets,
+    TokenizerLimits,
+    TokenizerProcess,
+    TokenizerQueue,
+    open_assets,
+)
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError
 
 Files = Mapping[str, bytes]
@@ -200,6 +207,35 @@ def test_other_models_and_streams_are_served_while_a_template_loops(files: Files
 
     with no_leaks():
         asyncio.run(scenario())
+
+
+def test_short_requests_go_before_long_ones_that_wait() -> None:
+    began, may_end, asked = threading.Event(), threading.Event(), list[int]()
+
+    class SlowProcess:
+        def ask(self, _what: str, *, prompt: str) -> list[int]:
+            asked.append(len(prompt))
+            began.set()
+            may_end.wait(30)
+            return []
+
+        def close(self) -> None:
+            may_end.set()
+
+    async def scenario() -> None:
+        queue = TokenizerQueue("tiny", cast(TokenizerProcess, SlowProcess()))
+        async with asyncio.TaskGroup() as tasks:
+            for length in (3, 9000, 10_000, 2, 5):
+                tasks.create_task(queue.ask("encode", prompt=length * "x"))
+            left = tasks.create_task(queue.ask("encode", prompt="x"))
+            await asyncio.to_thread(began.wait, 30)
+            left.cancel()
+            may_end.set()
+        queue.close()
+
+    with no_leaks():
+        asyncio.run(scenario())
+    assert asked == [3, 2, 5, 9000, 10_000]
 
 
 PARENT = """

@@ -92,7 +92,11 @@ class FastTokenizer:
             ) from error
         if not tokenizer.is_fast:
             raise ConfigError(f"the tokenizer in {path} is not a fast one", remedy="use one with a tokenizer.json")
-        self._encode = tokenizer.backend_tokenizer.encode_batch_fast
+        backend = tokenizer.backend_tokenizer
+        # a tokenizer.json has the length to which its last user cut or padded texts
+        backend.no_truncation()
+        backend.no_padding()
+        self._encode = backend.encode_batch_fast
         self.vocab_size = 1 + max(tokenizer.get_vocab().values())
         named = tokenizer.eos_token_id
         self.end_of_text: int | None = _end_in_config(path, self.vocab_size) if named is None else named

@@ -25,6 +25,7 @@ from swarm.training.data.tokenizer import ByteTokenizer, _end_in_config, check_v
 from swarm.training.data.tokenizing import Job, write_tokens
 from swarm.training.run.run_tables import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
+from tokenizers import Tokenizer
 
 FILES = DataConfig(source="files", window_tokens=16)
 END = "<end>"
@@ -291,6 +292,19 @@ def test_load_accepts_a_tokenizer_without_special_tokens(jobs: list[Job], storie
     train, validation = both(stories)
     assert train.count(7) + validation.count(7) == 100
     assert train[-1] == validation[-1] == 7
+
+
+def test_load_neither_cuts_nor_pads_texts_as_the_tokenizers_last_user_did(
+    jobs: list[Job], stories: Path, tokenizer_dir: Path
+) -> None:
+    config = replace(FILES, tokenizer="local")
+    whole = load(stories, config, tokenizer=tokenizer_dir)
+    saved = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    saved.enable_truncation(20)
+    saved.enable_padding(length=30)
+    saved.save(str(tokenizer_dir / "tokenizer.json"))
+    assert load(stories, config, tokenizer=tokenizer_dir).digest == whole.digest
+    assert len(jobs) == 2
 
 
 @pytest.mark.parametrize("named", ["[]", '{"eos_token_id": 256}', '{"eos_token_id": "</s>"}', "{", "[" * 100_000])

@@ -40,7 +40,7 @@ from swarm.serving.checking.spot_checks import DEFAULT_SHARE, SpotCheckOptions, 
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.session.client_state import ClientState, SessionOptions
-from swarm.serving.session.generate import Token, TokenSource, generate, sampler_for
+from swarm.serving.session.generate import AnswerForm, Token, TokenSource, generate, sampler_for
 from swarm.serving.session.session import Session
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets, TokenizerLimits
@@ -369,16 +369,12 @@ class AsyncClient(TextClient[Generation]):
             source = nullcontext(KnownToken(scores.answer()))
         async with source as opened:
             trace.opening_ms = (asyncio.get_running_loop().time() - since_s) * 1000
-            answer = generate(
-                opened,
-                assets,
-                prompt_ids,
-                request.sampling,
-                max_tokens,
-                trace,
+            form = AnswerForm(
                 num_logprobs=request.num_logprobs,
                 scores_end=request.echo,
+                continues=request.prompt.prompt is not None,
             )
+            answer = generate(opened, assets, prompt_ids, request.sampling, max_tokens, trace, form=form)
             async with aclosing(answer) as tokens:
                 async for token in tokens:
                     self._catalog.answered(chosen)

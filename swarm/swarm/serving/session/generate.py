@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 import numpy as np
 from swarm_protocol.checks import shared_fields
@@ -26,20 +26,29 @@ MAX_HELD_TOKENS = 16
 tokens. Bytes that form no character by then are shown as U+FFFD."""
 
 
+Decode: TypeAlias = Callable[[Sequence[Sequence[int]]], Awaitable[Sequence[str]]]
+
+
+async def last_text(decode: Decode, token_ids: Sequence[int]) -> Sequence[int]:
+    """Return the last ids, as few as form whole characters. None if these are not among the last MAX_HELD_TOKENS."""
+    ends = [token_ids[-num:] for num in range(1, min(len(token_ids), MAX_HELD_TOKENS) + 1)]
+    texts = await decode(ends)
+    return next((ids for ids, text in zip(ends, texts, strict=True) if text and "\ufffd" not in text), ())
+
+
 class Detokenizer:
     """Turns token ids into text. The joined pieces from `push` and `flush` are the decoded text of all ids.
 
     This does not hold for a tokenizer whose later tokens change earlier text other than an unfinished character, nor
-    for more than MAX_HELD_TOKENS invalid tokens in a row.
+    for more than MAX_HELD_TOKENS invalid tokens in a row. `before` are the last tokens of the text that is continued.
     """
 
-    def __init__(self, decode: Callable[[Sequence[Sequence[int]]], Awaitable[Sequence[str]]]) -> None:
+    def __init__(self, decode: Decode, before: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._ids: list[int] = []
-        # ids before `_shown` have been shown; those from `_context` on are decoded again with each new id, since a
-        # tokenizer may write a word differently at the start of a text
-        self._context = 0
-        self._shown = 0
+        # ids before `_shown` have been shown, and are decoded again with each new id, since a tokenizer may write a
+        # word differently at the start of a text
+        self._ids = list(before)
+        self._shown = len(before)
 
     async def push(self, token_id: int) -> str:
         self._ids.append(token_id)
@@ -52,13 +61,12 @@ class Detokenizer:
         return self._show(await self._pending())
 
     async def _pending(self) -> str:
-        before, text = await self._decode([self._ids[self._context : self._shown], self._ids[self._context :]])
+        before, text = await self._decode([self._ids[: self._shown], self._ids])
         return text[len(before) :]
 
     def _show(self, text: str) -> str:
         if text:
             self._ids = self._ids[self._shown :]
-            self._context = 0
             self._shown = len(self._ids)
         elif len(self._ids) - self._shown >= MAX_HELD_TOKENS:
             del self._ids[self._shown :]  # tokens without text, such as special ones
@@ -147,6 +155,17 @@ class TokenSource(Protocol):
     ) -> AsyncGenerator[SampledToken, None]: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerForm:
+    """How an answer is shown. With `num_logprobs`, tokens have log probabilities; with `scores_end`, an end token has
+    one, too. An answer that `continues` its prompt's text may begin with a space, which some tokenizers leave out at
+    the start of a text."""
+
+    num_logprobs: int | None = None
+    scores_end: bool = False
+    continues: bool = False
+
+
 async def generate(
     source: TokenSource,
     assets: ModelAssets,
@@ -155,20 +174,17 @@ async def generate(
     max_tokens: int,
     trace: Trace,
     *,
-    num_logprobs: int | None = None,
-    scores_end: bool = False,
+    form: AnswerForm,
 ) -> AsyncGenerator[Token, None]:
     """Yield at most `max_tokens` tokens, the last one with its finish reason. A session must be open. If it cannot grow
-    any more, NO_TOKEN follows the last one.
-
-    With `scores_end`, an end token has its log probability, too.
-    """
-    detokenizer, stops = Detokenizer(assets.decode_all), StopFinder(sampling.stop, sampling.stop_after)
+    any more, NO_TOKEN follows the last one."""
+    before = await last_text(assets.decode_all, prompt) if form.continues else ()
+    detokenizer, stops = Detokenizer(assets.decode_all, before), StopFinder(sampling.stop, sampling.stop_after)
     ends = end_ids(assets, sampling)
     clock = asyncio.get_running_loop().time
     since_s = clock()
     trace.num_prompt_tokens = len(prompt)
-    pick = TokenDraw(num_logprobs=num_logprobs, **shared_fields(sampling, TokenDraw))
+    pick = TokenDraw(num_logprobs=form.num_logprobs, **shared_fields(sampling, TokenDraw))
     async with aclosing(source.next_tokens(prompt, pick, max_tokens)) as drawn:
         async for picked in drawn:
             token_id = picked.token_id
@@ -182,7 +198,8 @@ async def generate(
             if has_ended or stops.has_stopped or trace.num_tokens == max_tokens:
                 text += stops.push(await detokenizer.flush())
                 reason: FinishReason = "stop" if has_ended or stops.has_stopped else "length"
-                yield await _token(assets, picked, text + stops.flush(), reason, is_end=has_ended and not scores_end)
+                is_end = has_ended and not form.scores_end
+                yield await _token(assets, picked, text + stops.flush(), reason, is_end=is_end)
                 return
             yield await _token(assets, picked, text, None, is_end=False)
     text = stops.push(await detokenizer.flush())

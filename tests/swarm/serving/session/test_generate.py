@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm.serving.session.generate import MAX_HELD_TOKENS, Detokenizer, StopFinder
+from swarm.serving.model.shape import ModelShape
+from swarm.serving.sampling.sampling import Sampling
+from swarm.serving.session.generate import MAX_HELD_TOKENS, AnswerForm, Detokenizer, StopFinder, generate
+from swarm.serving.session.trace import Trace
+from swarm.serving.tokenizer.model_assets import ModelAssets, TokenizerQueue
+from swarm.serving.tokenizer.token_table import table_of
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
+from swarm_protocol.session_frames import SampledToken, TokenDraw
 from tokenizers import Tokenizer, decoders, models
 
 HALVES = [(0, 3), (3, 6)]
@@ -157,6 +163,52 @@ def test_detokenizer_keeps_the_spaces_of_a_tokenizer_that_strips_the_first() -> 
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.decoder = decoders.Metaspace()
     assert each(lambda ids: tokenizer.decode(list(ids)), (0, 1, 2, 0)) == ["a", " b", "c", " a"]
+
+
+# pieces of a tokenizer that drops a text's first space, with a special token and the three bytes of one character
+PIECES = [b" a", b" b", b"c", b"<s>", b"\xe2", b"\x82", b"\xac"]
+
+
+class Drawn:
+    """Draws the tokens of " bc"."""
+
+    async def next_tokens(
+        self, _tokens: Sequence[int], _draw: TokenDraw, _num_tokens: int
+    ) -> AsyncGenerator[SampledToken, None]:
+        for token_id in (1, 2):
+            yield SampledToken(token_id=token_id)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "continues", "text"),
+    [
+        ([3, 0, 2], True, " bc"),
+        ([3, 0, 2], False, "bc"),
+        ([3, 0, 3], True, " bc"),
+        ([3], True, "bc"),
+        ([3, 4, 5, 6], True, " bc"),
+        ([3, 0, 4, 5], True, "bc"),
+    ],
+    ids=["word", "chat", "word before a special token", "beginning", "character of bytes", "part of a character"],
+)
+def test_answer_that_continues_a_text_begins_with_the_space_between_them(
+    prompt: list[int], continues: bool, text: str
+) -> None:
+    assets = ModelAssets(
+        shape=ModelShape(name="tiny", revision="r", num_blocks=1, hidden_size=1, vocab_size=len(PIECES)),
+        context_tokens=8,
+        end_ids=frozenset(),
+        table=table_of(PIECES, special=[3], single=[4, 5, 6], strips_first=True),
+        has_chat_template=False,
+        queue=cast("TokenizerQueue", None),
+    )
+
+    async def scenario() -> str:
+        form = AnswerForm(continues=continues)
+        answer = generate(Drawn(), assets, prompt, Sampling(), 2, Trace(model="tiny"), form=form)
+        return "".join([token.text async for token in answer])
+
+    assert asyncio.run(scenario()) == text
 
 
 def stopped(stops: Sequence[str], parts: Sequence[str]) -> tuple[list[str], bool]:

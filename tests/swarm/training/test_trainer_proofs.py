@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -28,11 +29,12 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.allreduce import leaf_checks
 from swarm.training.allreduce.audit import Auditing
-from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.butterfly import Butterfly, Exchange
 from swarm.training.allreduce.committed_slices import MadePart
 from swarm.training.allreduce.leaf_checks import hashed_part
 from swarm.training.allreduce.part_reduction import PartOwner
-from swarm.training.allreduce.parts import part_values
+from swarm.training.allreduce.part_streams import PartStreams
+from swarm.training.allreduce.parts import PartResult, part_values
 from swarm.training.evidence.evidence import check
 from swarm.training.member import round_driver
 from swarm.training.member.interval_loop import IntervalOffer
@@ -44,7 +46,7 @@ from swarm.training.state.certificate import RunSignatures, Sealed
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm_compression import get_codec
-from swarm_protocol.errors import RoundError
+from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
 from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.proof_messages import Evidence, WrongReduction
 from swarm_protocol.reduction_messages import AuditDraw, AuditedSlice, PartStatement, ReduceOpening
@@ -508,6 +510,125 @@ def test_owner_that_answers_no_audit_gets_no_vote_and_is_left_out(ends_it: bool)
         for member in members:
             assert not member.of(MemberConvicted)
             assert all(liar.peer_id not in event.group for event in member.of(OuterStep))
+
+    virtual_time.run(main())
+
+
+async def finished_beside(liar: str, num_values: int = NUM_VALUES) -> list[Member]:
+    """Return three members that have made all steps beside a member of this name, and convicted nobody."""
+    async with Swarm(config(min_group=3, outer_steps=NUM_STEPS)) as swarm:
+        names = ("m0", "m1", "m2")
+        for name in (*names, liar):
+            await swarm.join(name, inner=SyntheticInner(num_values=num_values))
+        members = await swarm.finish(*names)
+        assert_equal_steps(members, NUM_STEPS)
+        assert not any(member.of(MemberConvicted) for member in members)
+        return members
+
+
+def num_aborted(members: list[Member]) -> int:
+    """Return how many attempts failed for the member that gave up most."""
+    return max(len(member.of(RoundAborted)) for member in members)
+
+
+@pytest.mark.parametrize("audit_s", [0.0, 60.0], ids=["no result", "late result, later audits"])
+def test_owner_that_is_there_and_withholds_its_work_is_left_out(
+    audit_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its backup cannot make the part without its slices. All members repeated the attempt with it without end."""
+    hand_out, answer, me = PartOwner.hand_out, Auditing.answer, identity_of("liar").peer_id
+
+    async def withhold(owner: PartOwner) -> None:
+        if owner._streams.me == me:
+            await asyncio.sleep(5.4 if audit_s else math.inf)
+        await hand_out(owner)
+
+    async def answer_late(self: Auditing, part: int, stream: Stream) -> None:
+        if self._streams.me == me:
+            await asyncio.sleep(audit_s)
+        await answer(self, part, stream)
+
+    async def keep_nothing(_self: PartOwner) -> None:
+        pass
+
+    monkeypatch.setattr(PartOwner, "hand_out", withhold)
+    monkeypatch.setattr(PartOwner, "_leave_with_backup", keep_nothing)
+    monkeypatch.setattr(Auditing, "answer", answer_late)
+
+    async def main() -> None:
+        members = await finished_beside("liar")
+        assert 1 <= num_aborted(members) <= NUM_STEPS
+        assert not any(me in event.group for member in members for event in member.of(OuterStep))
+
+    virtual_time.run(main())
+
+
+def test_member_that_holds_up_one_owner_frame_by_frame_is_named_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of its slices comes before the owner gives up, and all together take longer than the reduction may."""
+    send, me, victim = PartStreams._send_slice, identity_of("liar").peer_id, identity_of("m0").peer_id
+
+    async def send_late(self: PartStreams, stream: Stream, part: PartResult, index: int) -> None:
+        if self.me == me and part.owner == victim:
+            await asyncio.sleep(0.45 * self.group.reduce_s)
+        await send(self, stream, part, index)
+
+    monkeypatch.setattr(PartStreams, "_send_slice", send_late)
+
+    async def main() -> None:
+        members = await finished_beside("liar", num_values=1_600_000)
+        assert 1 <= num_aborted(members) <= 2 * NUM_STEPS
+        reasons = {event.reason for event in members[0].of(RoundAborted)}
+        assert all(short_id(me) in reason for reason in reasons), reasons
+
+    virtual_time.run(main())
+
+
+def test_owner_is_not_accused_of_the_result_that_its_lying_backup_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members would not work with it any more, and it is honest."""
+    names = ("m0", "m1", "m2", "liar")
+    peers = sorted(identity_of(name).peer_id for name in names)
+    liar = identity_of("liar").peer_id
+    owner = peers[peers.index(liar) - 1]
+    converse, deliver, send_result, answer = (
+        Exchange._converse,
+        PartOwner._deliver,
+        PartStreams.send_result,
+        Auditing.answer,
+    )
+    lies = list[str]()
+
+    async def deliver_nothing(self: PartOwner, peer: str) -> None:
+        await (asyncio.get_running_loop().create_future() if self._streams.me == owner else deliver(self, peer))
+
+    async def lose(self: Exchange, failed: asyncio.Future[SwarmError]) -> None:
+        if self._part.owner == owner:
+            broken = PeerUnreachable("the connection broke", peer_id=owner)
+            asyncio.get_running_loop().call_later(0.2, failed.set_result, broken)
+        await converse(self, failed)
+
+    async def send_lie(self: PartStreams, stream: Stream, part: PartResult, first: int = 0, *, phase: str = "") -> None:
+        if self.me != liar or part.owner != owner:
+            return await send_result(self, stream, part, first, phase=phase)
+        await part.wait_for_frames(1)
+        lies.append(owner)
+        codec, size = self.scheme.codec, part.frames[0].stop - part.frames[0].start
+        return await self.send(stream, codec.encode(-10 * codec.decode(bytes(part.frame(0)), size)))
+
+    async def refuse(self: Auditing, part: int, stream: Stream) -> None:
+        if self._streams.me == liar:
+            raise RoundError("it is busy")
+        await answer(self, part, stream)
+
+    monkeypatch.setattr(PartOwner, "_deliver", deliver_nothing)
+    monkeypatch.setattr(Exchange, "_converse", lose)
+    monkeypatch.setattr(PartStreams, "send_result", send_lie)
+    monkeypatch.setattr(Auditing, "answer", refuse)
+
+    async def main() -> None:
+        for member in await finished_beside("liar"):
+            assert member.trainer._steps is not None
+            assert owner not in member.trainer._steps._accused
+        assert lies
 
     virtual_time.run(main())
 

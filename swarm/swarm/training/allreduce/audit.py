@@ -41,7 +41,7 @@ from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.committed_slices import MadePart, are_committed, undecodable
 from swarm.training.allreduce.leaf_checks import audit_plan, draw_audited_leaves, hashed_part, part_leaf, reduced_leaves
-from swarm.training.allreduce.part_streams import blamed
+from swarm.training.allreduce.part_streams import AUDITS_SHARE, blamed
 from swarm.training.allreduce.parts import CaughtLying, backup_peer, decoded_frames, part_leaves
 
 _Slices: TypeAlias = dict[int, tuple[AuditedSlice, ...]]
@@ -157,7 +157,7 @@ class Auditing:
         error says what else is wrong, or why the part could not be audited."""
         owner, backup = self._group.peer_ids[part], backup_peer(self._group, part)
         failure, violation = "", None
-        # if the owner has failed already, this member does not wait for it again
+        # the one that gave the part comes first: an owner that has failed already is not waited for again
         makers = (backup, owner) if self.butterfly.is_from_backup(part) else (owner, backup)
         codec = self._streams.scheme.codec
         tree, magnitudes = await self._streams.off_loop(hashed_part, codec, self._group, part, data)
@@ -179,7 +179,15 @@ class Auditing:
                     return case, error
             except SwarmError as error:
                 failure = failure or error.message
-        return case, violation or NotAudited(f"it does not show how it made its part: {failure}", peer_id=owner)
+        giver = next(maker for maker in makers if maker != self._streams.me)
+        return case, violation or NotAudited(
+            f"it does not show how it made its part: {failure}", peer_id=giver or owner
+        )
+
+    @property
+    def _limit_s(self) -> float:
+        """The seconds for one maker of a part, so that time is left for the other one."""
+        return self._streams.left_s(AUDITS_SHARE) / 2
 
     async def _audit_at(self, maker: str, case: _PartAudit, num_draws: int) -> None:
         """Have `maker` show how it made a part. Raises PeerViolation and PeerError. Raises CaughtLying against the
@@ -208,7 +216,7 @@ class Auditing:
         """Ask `maker` for the slices of drawn leaves, and add them to `shown`. Raises PeerViolation and PeerError."""
         opening, first = self._streams.opening("audit", case.part), part_leaves(self._group, case.part).start
         try:
-            async with asyncio.timeout(self._group.reduce_s / 2), self._streams.open(maker, opening) as stream:
+            async with asyncio.timeout(self._limit_s), self._streams.open(maker, opening) as stream:
                 with blamed(maker):
                     self._check(maker, case, await stream.receive())
                     case.drawn = case.drawn or draw_audited_leaves(case.magnitudes, num_draws, self._chance)
@@ -224,7 +232,11 @@ class Auditing:
     async def _look_at_own(self, case: _PartAudit) -> None:
         """Audit a part whose backup this member is, by making the part once more. Raises CaughtLying if the owner has
         signed another result, and RoundError if it has only sent one."""
-        made = await self.butterfly.made(case.part)
+        try:
+            async with asyncio.timeout(self._limit_s):
+                made = await self.butterfly.made(case.part)
+        except TimeoutError:
+            raise RoundError("this member, its backup, cannot make it in time") from None
         codec, data = self._streams.scheme.codec, self.butterfly.data_made(case.part)
         tree, _ = await self._streams.off_loop(hashed_part, codec, self._group, case.part, data)
         if tree.root == case.tree.root:
@@ -256,9 +268,9 @@ class Auditing:
         if statement.result_root == case.tree.root:
             case.statement, case.signer = data, maker
             return
-        if maker != self._group.peer_ids[case.part]:
-            # or the owner sent this member and the backup different results
-            raise PeerError("it has another result than the owner gave", peer_id=maker)
+        if maker != self._group.peer_ids[case.part] or self.butterfly.is_from_backup(case.part):
+            # the owner may have sent this member and the backup different results, or the backup a wrong one
+            raise PeerError("it has another result than was given", peer_id=maker)
         raise PeerViolation("it signed another result than it gave", peer_id=maker)
 
     def _committed(self, part: int, shown: _Slices) -> _Slices:

@@ -37,7 +37,7 @@ from swarm.network.interface import FailpointHook, Stream, no_failpoints
 from swarm.training.allreduce.backup_owner import MAX_BACKUPS, PartBackup
 from swarm.training.allreduce.committed_slices import MadePart, proved, show_path
 from swarm.training.allreduce.part_reduction import PartOwner
-from swarm.training.allreduce.part_streams import PartStreams, blamed, silence_of
+from swarm.training.allreduce.part_streams import RESULTS_SHARE, PartStreams, blamed, silence_of
 from swarm.training.allreduce.parts import (
     MIN_AHEAD_FRAMES,
     CaughtLying,
@@ -254,6 +254,10 @@ class Exchange:
         self._group = butterfly.streams.group
         self._part = part
 
+    @property
+    def _left_s(self) -> float:
+        return self._streams.left_s(RESULTS_SHARE)
+
     async def run(self) -> bool:
         """Exchange until the part is complete. Return whether its owner has sent it."""
         # results wait for the slowest member's slices, and a part may have a single frame; silence must be found sooner
@@ -269,9 +273,9 @@ class Exchange:
                 if not has_asked and await self._had_from_backup(error):
                     break
                 has_asked = True
-                if failed.done() or not isinstance(error, _Withheld):
+                if failed.done() or not isinstance(error, _Withheld) or self._left_s <= 0:
                     await self._butterfly.fail(failed.result() if failed.done() else error)
-                # the owner is there and sends nothing: wait until it falls silent or the round's deadline ends
+                # the owner is there and sends nothing: it may itself wait for slices, whose sender it names in time
                 patience_s = math.inf
             talk.cancel()
             silent.cancel()
@@ -285,16 +289,19 @@ class Exchange:
         patience_s: float,
     ) -> SwarmError | None:
         """Wait until the part is complete and return None, or return what is wrong with the owner. The owner may send
-        nothing for `patience_s`, and only while it answers calls."""
+        nothing for `patience_s`, and only while it answers calls and the time for results lasts."""
         part, loop = self._part, asyncio.get_running_loop()
         have, since = part.have, loop.time()
         while not part.complete or not talk.done():
-            either = {each for each in (talk, failed, silent) if not each.done()}
-            await asyncio.wait(either, timeout=min(QUIET_S, patience_s), return_when=asyncio.FIRST_COMPLETED)
+            either, left_s = {each for each in (talk, failed, silent) if not each.done()}, self._left_s
+            timeout_s = max(0.0, min(QUIET_S, patience_s, left_s))
+            await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if failed.done():
                 return failed.result()
             if silent.done():
                 return silence_of(part.owner)
+            if self._left_s <= 0:
+                return _Withheld("its result is not complete in time", peer_id=part.owner)
             if part.have > have or talk.done():
                 have, since = part.have, loop.time()
             elif loop.time() - max(since, self._streams.heard_at(part.owner)) >= patience_s:
@@ -344,7 +351,7 @@ class Exchange:
             return False
         logger.warning("turning to its backup for the part of %s: %s", short_id(part.owner), error)
         try:
-            async with asyncio.timeout(self._group.reduce_s / 2):
+            async with asyncio.timeout(min(self._group.reduce_s / 2, self._left_s)):
                 if backup == self._streams.me:
                     self._butterfly.start_backup()
                     await part.wait_for_frames(len(part.frames))

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.committed_slices import MadePart
-from swarm.training.allreduce.part_streams import PartStreams, not_of_others
+from swarm.training.allreduce.part_streams import SLICES_SHARE, PartStreams, not_of_others
 from swarm.training.allreduce.parts import (
     PartResult,
     ReductionScheme,
@@ -157,12 +157,12 @@ class PartOwner:
             await self._streams.encode(self._part.frames[index], buffer)
             self.made.keep(peer, bytes(buffer))
             return buffer
-        # half of the time that members wait for the result: the owner must find and name the peer that delays everyone
-        limit_s = self._group.reduce_s / 2
+        # less than members wait for the result: the owner must find and name the peer that delays everyone
+        limit_s = min(self._group.reduce_s / 2, self._streams.left_s(SLICES_SHARE))
         try:
             data = await self._streams.expect(peer, self._inboxes[peer], limit_s)
         except TimeoutError:
-            raise PeerError(f"it sent no slice within {limit_s:.0f} s", peer_id=peer) from None
+            raise PeerError(f"it sent no slice within {max(limit_s, 0.0):.0f} s", peer_id=peer) from None
         except SwarmError as error:
             raise not_of_others(error, peer) from error
         self.made.keep(peer, data)

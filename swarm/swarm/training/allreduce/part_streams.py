@@ -53,6 +53,11 @@ INBOX_FRAMES = 16
 SOON_S = QUIET_S / 10
 """Seconds for which a frame is awaited before this member checks whether its sender is there."""
 
+SLICES_SHARE, RESULTS_SHARE, AUDITS_SHARE = 0.7, 0.8, 0.95
+"""Shares of a reduction's time after which an owner names the member whose slices it lacks, the others name an owner
+whose result they lack, and auditors name a member that does not show how it made a part. An attempt that ends without
+a name ends in the same way the next time."""
+
 
 class PartStreams:
     """One member's streams in one reduction. `delta_N` is its contribution in fp32; None if it contributes nothing."""
@@ -77,6 +82,7 @@ class PartStreams:
         self.contributes = delta_N is not None
         self.bytes_sent = 0
         self._connections = connections
+        self._began_at = asyncio.get_running_loop().time()
         self._heard_at = dict.fromkeys(signed.group.peer_ids, -math.inf)
         self._is_silent = {peer: asyncio.Event() for peer in signed.group.peer_ids}
         self._signed = signed
@@ -162,6 +168,10 @@ class PartStreams:
         """Receive the part's result from `peer`. Errors blame only `peer`."""
         for index in range(first, len(part.frames)):
             part.put(index, await self._receive_result(stream, num_values(part.frames[index]), peer))
+
+    def left_s(self, share: float) -> float:
+        """Return how many seconds are left until `share` of the reduction's time has passed."""
+        return self._began_at + share * self.group.reduce_s - asyncio.get_running_loop().time()
 
     def heard(self, peer: str) -> None:
         """Record that a frame of `peer` has arrived."""

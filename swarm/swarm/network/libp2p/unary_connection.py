@@ -161,7 +161,8 @@ class UnaryConnection:
     def _start_handler(self, call_id: bytes, request: Any, handlers: asyncio.TaskGroup) -> None:
         answer = self._answers.get(request.proto)
         peer: bytes = request.peer
-        if answer is None or not self._slots.has_room(peer):
+        # a stranger can give two calls one id
+        if answer is None or call_id in self._handlers or not self._slots.has_room(peer):
             refusal = p2pd_pb2.CallUnaryResponse(error=(NOT_SERVED if answer is None else BUSY).encode())
             self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, unaryResponse=refusal))
             return

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from swarm.network.libp2p.daemon_control import Control, read_message, write_message
@@ -34,6 +35,10 @@ async def answering(answer: UnaryAnswer) -> AsyncIterator[tuple[asyncio.StreamRe
 def ask(writer: asyncio.StreamWriter, peer_id: str, call_id: bytes = b"call") -> None:
     request = p2pd_pb2.CallUnaryRequest(peer=peer_id_bytes(peer_id), proto="method", data=b"")
     write_message(writer, p2pd_pb2.PersistentConnectionResponse(callId=call_id, requestHandling=request))
+
+
+async def next_answer(reader: asyncio.StreamReader) -> Any:
+    return (await read_message(reader, p2pd_pb2.PersistentConnectionRequest)).unaryResponse
 
 
 def test_opening_that_is_cancelled_closes_its_connection(tmp_path: Path) -> None:
@@ -73,6 +78,33 @@ def test_caller_gets_an_error_when_the_handler_s_work_is_cancelled() -> None:
             async with asyncio.timeout(60):
                 answer = await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
             assert answer.unaryResponse.error == FAILED.encode()
+
+    asyncio.run(main())
+
+
+def test_second_call_with_the_id_of_one_under_way_is_refused_and_costs_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger chooses the ids of its calls. With slots that stay taken, it would soon keep all peers out."""
+    monkeypatch.setattr(limits, "MAX_CALLS_PER_PEER", 2)
+    may_end = asyncio.Event()
+
+    async def slow(_peer_id: str, _request: bytes) -> bytes:
+        await may_end.wait()
+        return b"answer"
+
+    async def main() -> None:
+        caller = Identity(bytes(32)).peer_id
+        async with answering(slow) as (reader, writer), asyncio.timeout(60):
+            for _ in range(3):
+                ask(writer, caller, b"twin")
+                ask(writer, caller, b"twin")
+                assert (await next_answer(reader)).error == BUSY.encode()
+                may_end.set()
+                assert (await next_answer(reader)).response == b"answer"
+                may_end.clear()
+            ask(writer, caller, b"one")
+            ask(writer, caller, b"two")
+            may_end.set()
+            assert [(await next_answer(reader)).response for _ in range(2)] == [b"answer"] * 2
 
     asyncio.run(main())
 

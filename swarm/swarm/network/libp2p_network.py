@@ -275,7 +275,7 @@ class Libp2pNetwork(SigningNetwork):
         """Own the host and every task. It ends when it is cancelled, or when the start, a task or the daemon fails."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._run_unary())
+                tasks.create_task(self._host.run())
                 await self._enter(tasks)
                 self._ready.set_result(None)
         except BaseExceptionGroup as group:
@@ -287,11 +287,6 @@ class Libp2pNetwork(SigningNetwork):
             self._methods.close()
             self._relay.close()
             await self._host.stop()
-
-    async def _run_unary(self) -> None:
-        await self._host.unary.run()
-        await self._host.daemon.ended()
-        raise self._host.daemon.failure()
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
         self._methods = PeerMethods(self._host, tasks, self._watch, self._network_id)

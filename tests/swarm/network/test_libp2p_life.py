@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import psutil
 import pytest
 from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
+from swarm.network.libp2p import host
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerUnreachable, StartError
@@ -113,6 +115,34 @@ def test_pending_calls_fail_with_the_reason_when_the_daemon_dies(tmp_path: Path)
             await b.call(a.peer_id, "hang", b"", timeout_s=30)
         with pytest.raises(PeerUnreachable):
             await b.serve("late", hang)
+        await b.close()
+        await a.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+def test_daemon_that_hangs_is_killed_and_fails_the_network_but_a_busy_loop_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "PING_S", 0.05)
+
+    async def main() -> None:
+        a = await libp2p_node(tmp_path / "a")
+        b = await libp2p_node(tmp_path / "b", peers=await a.addrs())
+        await a.serve("echo", echo)
+        for _ in range(3):
+            time.sleep(2 * host.NUM_SILENT * host.PING_S)  # the loop stands still
+            assert await b.call(a.peer_id, "echo", b"works", timeout_s=30) == b"works"
+        os.kill(p2pd_of(b), signal.SIGSTOP)
+        pending = asyncio.create_task(b.call(a.peer_id, "echo", b"", timeout_s=60))
+        asked = asyncio.create_task(b.addrs())  # a request to the daemon, which has no deadline
+        reason = await asyncio.wait_for(b.wait_failed(), 30)
+        assert isinstance(reason, StartError)
+        assert "gave no answer any more" in reason.message
+        for waiting in (pending, asked):
+            with pytest.raises(PeerUnreachable):
+                await waiting
         await b.close()
         await a.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,7 +1,7 @@
 """One libp2p host: the daemon, its control socket, small calls and raw streams.
 
-`daemon_errors` translates the daemon's errors. The caller of `Host.start` owns the host and runs `unary.run()`. Other
-modules define methods, messages and records.
+`daemon_errors` translates the daemon's errors. The caller of `Host.start` owns the host, and runs `run`, or `unary.run`
+for a host of a few seconds. Other modules define methods, messages and records.
 
 Callers that ask for the daemon's connections at the same time share one request (`SharedLook`). Many tasks poll the
 connections, such as one for each introduction under way, and the time of each answer grows with the number of
@@ -16,12 +16,13 @@ import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing, suppress
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from swarm_protocol.errors import StartError
 from swarm_protocol.identity import check_peer_id
 from swarm_protocol.records import PathKind
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.interface import NotServed
 from swarm.network.ip_kinds import IpNetwork, provider_network_of
 from swarm.network.libp2p import kept_frames
@@ -52,6 +53,12 @@ OWN_PROTOCOLS = "/swarm/"
 
 CONNECTED_S = 1.0
 """Time for which an introduced peer that was seen to be connected counts as connected."""
+
+PING_S = 5.0
+"""Time between two checks whether the daemon still answers."""
+
+NUM_SILENT = 6
+"""A daemon that gives no answer for as many times PING_S has hung: requests to it would wait without end."""
 
 T = TypeVar("T")
 
@@ -136,6 +143,35 @@ class Host:
         except BaseException:
             await daemon.stop()
             raise
+
+    async def run(self) -> NoReturn:
+        """Run the unary connection. Raises StartError once the daemon has ended, or has hung and was killed."""
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(self._kill_if_silent())
+            await self.unary.run()
+            watching.cancel()
+        await self.daemon.ended()
+        raise self.daemon.failure()
+
+    async def _kill_if_silent(self) -> None:
+        while True:
+            await asyncio.sleep(PING_S)
+            if not await self._answers():
+                self.daemon.kill_silent()
+                return self.unary.close()
+
+    async def _answers(self) -> bool:
+        """Return whether the daemon answers in time. This counts waits instead of reading the clock: while the loop
+        stands still, it reads nothing, and that time must not count."""
+        ping = asyncio.create_task(self.unary.ping())
+        try:
+            for _ in range(NUM_SILENT):
+                answered, _ = await asyncio.wait((ping,), timeout=PING_S)
+                if answered:
+                    return True
+            return False
+        finally:
+            await end_tasks(ping)
 
     async def stop(self) -> None:
         self.unary.close()

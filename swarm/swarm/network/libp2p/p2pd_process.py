@@ -124,6 +124,7 @@ class Daemon:
         self._folder = folder
         self._last_lines: deque[str] = deque(maxlen=_NUM_LAST_LINES)
         self._crash = ""  # the first line of a crash report, which has the cause
+        self._was_silent = False  # whether this process killed it since it gave no answer
         self._ready = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read_output(), name="p2pd output")
         self._reader.add_done_callback(self._reader_ended)
@@ -175,6 +176,11 @@ class Daemon:
 
     def failure(self) -> StartError:
         """Return how the process ended, as far as is known, with a remedy."""
+        if self._was_silent:
+            return StartError(
+                "the libp2p daemon gave no answer any more, and was ended",
+                remedy="restart this node or program; check whether the machine is overloaded",
+            )
         code = self._process.poll()
         if code is None:
             return StartError(
@@ -190,6 +196,11 @@ class Daemon:
             f"the libp2p daemon ended (exit status {code}){': ' + cause if cause else ''}",
             remedy="restart this node or program; if that does not help, swarm-node doctor checks the usual causes",
         )
+
+    def kill_silent(self) -> None:
+        """Kill a daemon that gives no answer."""
+        self._was_silent = True
+        self._process.kill()
 
     async def ended(self) -> None:
         """Wait until the process has ended, for at most STOP_TIMEOUT_S. Its connection has already ended."""

@@ -95,6 +95,12 @@ class UnaryConnection:
         add = p2pd_pb2.AddUnaryHandlerRequest(proto=protocol, balanced=False)
         await self._request(p2pd_pb2.PersistentConnectionRequest(callId=os.urandom(16), addUnaryHandler=add))
 
+    async def ping(self) -> None:
+        """Wait for an answer of the daemon itself, which refuses a call to nobody, or for its end."""
+        call = p2pd_pb2.CallUnaryRequest(peer=b"", proto="", data=b"")
+        with contextlib.suppress(ControlError, UnaryConnectionClosed):
+            await self._request(p2pd_pb2.PersistentConnectionRequest(callId=os.urandom(16), callUnary=call))
+
     def num_calls(self, peer_id: str) -> int:
         """Return the number of calls of a peer that are handled here now."""
         return self._slots.held_by(peer_id_bytes(peer_id))

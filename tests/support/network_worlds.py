@@ -11,13 +11,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import uvloop
 from swarm.network.interface import Network
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
-from swarm.network.memory.memory_network import MemoryInternet
+from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.network.peer_budgets import UnreadBudget
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerUnreachable
 from swarm_protocol.identity import Identity
@@ -35,6 +36,9 @@ class World(Protocol):
 
     async def spawn(self, *, alone: bool = False) -> Network:
         """One more node; `alone`: the first of a network of its own. Its caller closes it."""
+
+    def unread(self, network: Network) -> UnreadBudget:
+        """The budget of what waits unread at a node."""
 
     async def replace_path(self) -> None:
         """Break what carries bytes between `a` and `b`; another path is there at once."""
@@ -56,6 +60,9 @@ class MemoryWorld:
 
     async def spawn(self, *, alone: bool = False) -> Network:
         return self._internet.network(network_id="alone" if alone else "test")
+
+    def unread(self, network: Network) -> UnreadBudget:
+        return cast("MemoryNetwork", network).unread
 
     async def replace_path(self) -> None:
         self._internet.replace_path(self.a.peer_id, self.b.peer_id)
@@ -88,6 +95,9 @@ class Libp2pWorld:
 
     def name(self) -> str:
         return f"n{next(self._names)}"
+
+    def unread(self, network: Network) -> UnreadBudget:
+        return cast("Libp2pNetwork", network)._host.unread
 
     async def replace_path(self) -> None:
         async def is_connected() -> bool:

@@ -108,8 +108,8 @@ class Network(StreamOpener, Protocol):
 
         A longer answer raises PeerViolation, after at most a stream's window (4 MiB) beyond `max_bytes` was received.
         Cancelling the call cancels the handler. Raises PeerUnreachable, PeerTimeout (after `timeout_s`), PeerRefused
-        (the peer does not serve `method`, or works on `limits.MAX_CALLS_PER_PEER` calls of this node already and says
-        when to ask again), or the SwarmError that the handler raised.
+        (the peer does not serve `method`, or works on too many calls and says when to ask again), or the SwarmError
+        that the handler raised.
         """
 
     async def serve(self, method: str, handler: UnaryHandler) -> None:
@@ -233,14 +233,18 @@ async def _refuse(_peer_id: str, _request: object) -> NoReturn:
 
 
 def too_many_calls(peer_id: str) -> PeerRefused:
-    """Return the refusal of a call to `peer_id`, which works on `limits.MAX_CALLS_PER_PEER` calls of the caller
-    already."""
+    """Return the refusal of a call to `peer_id`, which works on as many calls as `peer_budgets` allows."""
     return PeerRefused(
-        f"the peer works on {limits.MAX_CALLS_PER_PEER} calls of this node already",
+        f"the peer works on as many calls as it takes, from this node ({limits.MAX_CALLS_PER_PEER}) or from all",
         remedy="ask again when some have ended",
         retry_after_s=BUSY_RETRY_S,
         peer_id=peer_id,
     )
+
+
+def too_many_streams() -> PeerRefused:
+    """Return the refusal of a stream to its opener: it has, or all peers have, as many as `peer_budgets` allows."""
+    return PeerRefused("too many streams to the peer are open", retry_after_s=BUSY_RETRY_S)
 
 
 def ended_early(peer_id: str) -> PeerViolation:

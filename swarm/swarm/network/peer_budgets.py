@@ -23,6 +23,17 @@ from swarm_protocol.errors import PeerRefused
 
 K = TypeVar("K", bound=Hashable)
 
+MAX_CALLS = 8192
+"""Maximum calls of all peers that are handled at once, each in a task: as many as 32 peers may have."""
+
+MAX_STREAMS_PER_PEER = 256
+"""Maximum streams of one peer. Each takes two open files and a task. `UnreadBudget` bounds what all of them hold
+unread."""
+
+MAX_STREAMS = 4096
+"""Maximum streams of all peers: those of sixteen peers with as many as one may have, or a few of each of a thousand
+peers."""
+
 NUM_GUARANTEED = 4
 """Slots that each peer can have, however many slots other peers hold."""
 
@@ -80,6 +91,16 @@ HOST_BYTES = 512 * 2**20
 """Maximum unread bytes of all peers: full windows of 128 streams, far more than a group of sixteen needs."""
 
 RETRY_AFTER_S = 1.0
+
+
+def call_slots() -> PeerSlots[K]:
+    """Return slots for the calls that a node handles at once."""
+    return PeerSlots(per_peer=lambda: limits.MAX_CALLS_PER_PEER, in_all=MAX_CALLS)
+
+
+def stream_slots() -> PeerSlots[K]:
+    """Return slots for the streams that a node accepts."""
+    return PeerSlots(per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
 
 
 class UnreadHolder(Protocol):

@@ -10,12 +10,13 @@ import asyncio
 import contextlib
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from functools import partial
 
 import pytest
 from support.network_worlds import Libp2pWorld, RelayedWorld, Run, World, eventually, libp2p_runner, run_in_memory
-from swarm.network.interface import EndOfStream, Stream
+from swarm.network import peer_budgets
+from swarm.network.interface import EndOfStream, Network, Stream
 from swarm_protocol import limits
 from swarm_protocol.errors import (
     ConfigError,
@@ -225,6 +226,36 @@ def test_calls_of_one_peer_beyond_the_bound_are_refused_until_others_end(
         may_end.set()
         assert await asyncio.gather(*slow_calls) == [b"slow"] * len(slow_calls)
         await eventually(has_room)
+
+    run(case)
+
+
+def test_calls_beyond_the_bound_of_all_are_refused_and_others_get_a_few(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_CALLS_PER_PEER", 12)
+    monkeypatch.setattr(peer_budgets, "MAX_CALLS", 8)
+
+    async def case(world: World) -> None:
+        server, hold, method = await world.spawn(), world.name(), world.name()
+        all_here, may_end = asyncio.Barrier(9), asyncio.Event()
+
+        async def wait(_peer_id: str, request: bytes) -> bytes:
+            await all_here.wait()
+            await may_end.wait()
+            return request
+
+        await server.serve(hold, wait)
+        await server.serve(method, echo)
+        calls = [asyncio.create_task(world.b.call(server.peer_id, hold, b"held", timeout_s=60)) for _ in range(8)]
+        async with asyncio.timeout(30):
+            await all_here.wait()
+        with pytest.raises(PeerRefused, match="works on as many calls as it takes"):
+            await world.b.call(server.peer_id, method, b"", timeout_s=30)
+        assert await world.a.call(server.peer_id, method, b"x", timeout_s=30) == b"x"
+        may_end.set()
+        assert await asyncio.gather(*calls) == [b"held"] * 8
+        await server.close()
 
     run(case)
 
@@ -598,6 +629,119 @@ def test_slow_reader_bounds_what_the_sender_has_in_flight(run: Run) -> None:
                     assert len(await stream.receive()) == MIB
             with pytest.raises(EndOfStream):
                 await stream.receive()
+
+    run(case)
+
+
+def test_streams_beyond_the_bound_of_a_peer_or_of_all_are_refused_until_others_end(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_budgets, "MAX_STREAMS_PER_PEER", 8)
+    monkeypatch.setattr(peer_budgets, "MAX_STREAMS", 8)
+
+    async def case(world: World) -> None:
+        server, method = await world.spawn(), world.name()
+
+        async def hold(_peer_id: str, stream: Stream) -> None:
+            await stream.send(b"here")
+            await stream.receive()
+
+        async def open_one(opener: Network) -> bytes:
+            stream = await held.enter_async_context(opener.stream(server.peer_id, method, timeout_s=30))
+            return await stream.receive()
+
+        async def has_room() -> bool:
+            try:
+                return await open_one(world.b) == b"here"
+            except PeerRefused:
+                return False
+
+        await server.serve_stream(method, hold)
+        async with contextlib.AsyncExitStack() as held:
+            for opener, num_streams in ((world.b, 8), (world.a, peer_budgets.NUM_GUARANTEED)):
+                for _ in range(num_streams):
+                    assert await open_one(opener) == b"here"
+                with pytest.raises(PeerRefused, match="too many streams") as caught:
+                    await open_one(opener)
+                assert caught.value.retry_after_s > 0
+                assert caught.value.peer_id == server.peer_id
+        async with contextlib.AsyncExitStack() as held:
+            await eventually(has_room)
+        await server.close()
+
+    run(case)
+
+
+GAVE_WAY = "gave way"
+
+
+async def outcome(act: Awaitable[bytes | None]) -> bytes | str | None:
+    """Return the result of an act on a stream, or GAVE_WAY."""
+    try:
+        return await act
+    except PeerRefused as refusal:
+        unread = refusal.retry_after_s > 0 and "bytes from one peer wait to be read" in refusal.message
+        return GAVE_WAY if unread else refusal.message
+
+
+def test_stream_of_a_peer_that_leaves_too_much_unread_gives_way_and_its_others_go_on(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is within its own window, but together 256 of them would take 1 GiB of a node."""
+
+    async def case(world: World) -> None:
+        budget, method, may_read = world.unread(world.a), world.name(), asyncio.Event()
+        monkeypatch.setattr(budget, "_max_peer_bytes", 7 * MIB // 2)
+        outcomes = []
+
+        async def read_late(_peer_id: str, stream: Stream) -> None:
+            await may_read.wait()
+            outcomes.append((await outcome(stream.receive()), await outcome(stream.send(b"taken"))))
+
+        async def holds(num_bytes: int) -> bool:
+            return num_bytes <= budget.num_bytes < num_bytes + MIB // 2
+
+        await world.a.serve_stream(method, read_late)
+        async with contextlib.AsyncExitStack() as held:
+            for number in (1, 2, 3, 3):
+                stream = await held.enter_async_context(world.b.stream(world.a.peer_id, method, timeout_s=30))
+                await stream.send(bytes(MIB))
+                await eventually(partial(holds, number * MIB))
+            assert await outcome(stream.receive()) == GAVE_WAY
+            assert await outcome(stream.send(b"more")) == GAVE_WAY
+            assert await holds(3 * MIB)
+            may_read.set()
+            await eventually(partial(holds, 0))
+        assert sorted(outcomes, key=str) == [(GAVE_WAY, GAVE_WAY), *[(bytes(MIB), None)] * 3]
+
+    run(case)
+
+
+def test_stream_that_this_node_opened_gives_way_when_it_leaves_too_much_of_one_peer_unread(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def case(world: World) -> None:
+        budget, method = world.unread(world.a), world.name()
+        monkeypatch.setattr(budget, "_max_peer_bytes", 7 * MIB // 2)
+
+        async def send(_peer_id: str, stream: Stream) -> None:
+            await stream.send(bytes(MIB))
+            await stream.receive()
+
+        async def holds(num_bytes: int) -> bool:
+            return num_bytes <= budget.num_bytes < num_bytes + MIB // 2
+
+        await world.b.serve_stream(method, send)
+        async with contextlib.AsyncExitStack() as held:
+            streams = []
+            for number in (1, 2, 3, 3):
+                streams.append(await held.enter_async_context(world.a.stream(world.b.peer_id, method, timeout_s=30)))
+                await eventually(partial(holds, number * MIB))
+            *others, beyond = streams
+            assert await outcome(beyond.receive()) == GAVE_WAY
+            assert await outcome(beyond.send(b"more")) == GAVE_WAY
+            assert [await outcome(stream.receive()) for stream in others] == [bytes(MIB)] * 3
+            assert await holds(0)
 
     run(case)
 

@@ -6,7 +6,6 @@ import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.network_worlds import eventually, libp2p_node
@@ -96,65 +95,6 @@ def test_budget_under_any_events_is_kept_and_counts_what_is_held(events: list[tu
     assert budget.num_bytes == 0
     assert not budget._held
     assert not budget._by_peer
-
-
-@pytest.mark.parametrize("opener", ["its peer", "itself"])
-def test_unread_streams_of_one_key_share_their_peer_s_budget(tmp_path: Path, opener: str) -> None:
-    """Each is within its own window, but together they would take 832 MiB of a seed. Another key's stream stays."""
-    num_bytes = framing.WINDOW_BYTES // 2
-
-    async def hang(_peer_id: str, _stream: Stream) -> None:
-        await asyncio.Event().wait()
-
-    async def flood(_peer_id: str, stream: Stream) -> None:
-        await stream.send(bytes(num_bytes))
-        await asyncio.Event().wait()
-
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            host = await stack.enter_async_context(await libp2p_node(tmp_path / "host"))
-            greedy, honest = [
-                await stack.enter_async_context(await libp2p_node(tmp_path / name, peers=await host.addrs()))
-                for name in ("greedy", "honest")
-            ]
-            budget = host._host.unread = UnreadBudget(max_peer_bytes=3 * num_bytes)
-            await host.serve_stream("hang", hang)
-            await greedy.serve_stream("flood", flood)
-
-            async def holds(least_bytes: int) -> None:
-                async def is_so() -> bool:
-                    return budget.num_bytes >= least_bytes
-
-                await eventually(is_so)
-
-            async def filled() -> Stream:
-                """Open a stream of `greedy`, over which half a window arrives that nobody reads."""
-                if opener == "itself":
-                    return await stack.enter_async_context(host.stream(greedy.peer_id, "flood", timeout_s=10))
-                found = await stack.enter_async_context(greedy.stream(host.peer_id, "hang", timeout_s=10))
-                await found.send(bytes(num_bytes))
-                return found
-
-            beside = await stack.enter_async_context(honest.stream(host.peer_id, "hang", timeout_s=10))
-            await beside.send(bytes(num_bytes))
-            await holds(num_bytes)
-            for number in (2, 3):
-                await filled()
-                await holds(number * num_bytes)
-            beyond = await filled()
-
-            async def has_given_way() -> bool:
-                return budget.num_refused == 1
-
-            await eventually(has_given_way)
-            with pytest.raises(PeerRefused, match="bytes from one peer wait to be read"):
-                await beyond.receive()
-            assert 3 * num_bytes <= budget.num_bytes < 3.1 * num_bytes
-            before = budget.num_bytes
-            await beside.send(bytes(1000))
-            await holds(before + 1000)
-
-    asyncio.run(main())
 
 
 def test_keys_of_one_network_displace_each_other_and_not_a_peer_of_another_network(tmp_path: Path) -> None:

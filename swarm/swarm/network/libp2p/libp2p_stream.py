@@ -110,7 +110,7 @@ class Libp2pStream:
     async def send(self, message: bytes) -> None:
         if len(message) > limits.MAX_MESSAGE_BYTES:
             raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
-        if self._finished:
+        if self._finished and self._error is None:
             raise ValueError("send after finish")
         if self._is_in_message and self._error is None:
             raise cut_off(self.peer_id)

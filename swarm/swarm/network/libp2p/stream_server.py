@@ -12,26 +12,18 @@ import logging
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
+from swarm_protocol.errors import PeerUnreachable, SwarmError
 from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.interface import EndOfStream, StreamHandler, ended_early, took_too_long
+from swarm.network.interface import EndOfStream, StreamHandler, ended_early, too_many_streams, took_too_long
 from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_message
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
 from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, ResumableStreams
 from swarm.network.multiaddr import peer_id_text
-from swarm.network.peer_budgets import PeerSlots
+from swarm.network.peer_budgets import PeerSlots, stream_slots
 
 OPENING_TIMEOUT_S = 5.0
-MAX_STREAMS_PER_PEER = 256
-"""Maximum streams of one peer. Each takes two open files and a task. `peer_budgets` bounds what all of them hold
-unread."""
-
-MAX_STREAMS = 4096
-"""Maximum streams of all peers: those of sixteen peers with as many as one may have, or a few of each of a thousand
-peers."""
-
 QUIET_S = 15.0
 """After the handler has returned, a caller from which no frame comes for this time counts as gone. On a slow link,
 other traffic may delay a frame by seconds."""
@@ -44,15 +36,14 @@ logger = logging.getLogger(__name__)
 
 
 class StreamServer:
-    """Accepts streams that peers open, up to MAX_STREAMS_PER_PEER of a peer and MAX_STREAMS in all, and runs the
-    handler of each in a task."""
+    """Accepts streams that peers open, as many as `peer_budgets` allows, and runs the handler of each in a task."""
 
     def __init__(self, host: Host, tasks: asyncio.TaskGroup, resumable: ResumableStreams) -> None:
         self._host = host
         self._resumable = resumable
         self._handlers: dict[str, tuple[str, StreamHandler, int]] = {}  # by the name on the wire
-        self._slots = PeerSlots[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
-        self._resumes = PeerSlots[str](per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
+        self._slots: PeerSlots[str] = stream_slots()
+        self._resumes: PeerSlots[str] = stream_slots()
         self._incoming = IncomingStreams(tasks, self._serve_one)
 
     async def start(self) -> None:
@@ -134,7 +125,7 @@ async def _linger(stream: Libp2pStream, pump: asyncio.Task[None]) -> None:
 
 async def _refuse(stream: Libp2pStream) -> None:
     """Tell the caller that there is no room for its stream, and wait up to LINGER_S until it has left."""
-    stream.give_way(PeerRefused("too many streams to the peer are open", retry_after_s=1.0))
+    stream.give_way(too_many_streams())
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(LINGER_S):
             await stream.pump()

@@ -17,20 +17,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from weakref import WeakValueDictionary
 
-from swarm_protocol import limits
 from swarm_protocol.proto import p2pd_pb2
 
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import Control, ControlError, raise_if_error, read_message, write_message
 from swarm.network.multiaddr import peer_id_bytes, peer_id_text
-from swarm.network.peer_budgets import PeerSlots
+from swarm.network.peer_budgets import PeerSlots, call_slots
 
 NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
-"""Errors that the connection itself answers with. BUSY: the peer has `limits.MAX_CALLS_PER_PEER` calls running here, or
-all peers together have MAX_CALLS. FAILED: the handler has a bug."""
-
-MAX_CALLS = 8192
-"""Maximum calls of all peers that are handled at once, each in a task: as many as 32 peers may have."""
+"""Errors that the connection itself answers with. BUSY: the peer has, or all peers together have, as many calls running
+here as `peer_budgets` allows. FAILED: the handler has a bug."""
 
 UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
 """`async answer(peer_id, request) -> response`. It may raise `NotServed`. Any other exception is a bug, which is logged
@@ -56,7 +52,7 @@ class UnaryConnection:
         self._answers: dict[str, UnaryAnswer] = {}
         self._pending: dict[bytes, asyncio.Future[Any]] = {}
         self._handlers: dict[bytes, asyncio.Task[None]] = {}
-        self._slots = PeerSlots[bytes](per_peer=lambda: limits.MAX_CALLS_PER_PEER, in_all=MAX_CALLS)
+        self._slots: PeerSlots[bytes] = call_slots()
         self._turns = WeakValueDictionary[bytes, asyncio.Lock]()  # of peers with several calls
         self._closed = False
 

@@ -14,8 +14,6 @@ import asyncio
 import hashlib
 import logging
 import math
-import statistics
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 
@@ -43,6 +41,7 @@ from swarm.network.interface import (
     UnaryHandler,
     ended_early,
     too_many_calls,
+    too_many_streams,
     took_too_long,
 )
 from swarm.network.link_meter import LinkMeter
@@ -50,6 +49,7 @@ from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_records import RecordStore, newest
 from swarm.network.memory.memory_routes import DETECTION_S, AccessLink, MemoryRoutes
 from swarm.network.memory.memory_stream import StreamEnd
+from swarm.network.peer_budgets import PeerSlots, UnreadBudget, call_slots, stream_slots
 from swarm.network.private.member_roll import MemberRoll
 from swarm.network.rate import Rate
 
@@ -173,11 +173,12 @@ class MemoryNetwork(SigningNetwork):
         super().__init__(identity, network_id)
         self.is_up = True
         self.links = LinkMeter()
+        self.unread = UnreadBudget()
         self._internet = internet
         self._access = access
         self._handlers = ServedMethods[_Serve]()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._num_calls: Counter[str] = Counter()
+        self._slots: dict[bool, PeerSlots[str]] = {True: call_slots(), False: stream_slots()}  # by whether it is a call
         self._records = RecordStore(network_id, self.now)
         self._invitation = invitation
         self._roll = MemberRoll(invitation, identity.peer_id, self.now()) if invitation else None
@@ -237,7 +238,8 @@ class MemoryNetwork(SigningNetwork):
         self._check_up()
         self._records.take(key, record)
         neighbours = self._internet._neighbours(self)
-        await asyncio.sleep(self._usual_round_trip_s(neighbours))
+        reached = [node.peer_id for node in neighbours]
+        await asyncio.sleep(self._internet._usual_round_trip_s(self.peer_id, reached))
         return sum(node._take_record(self.peer_id, key, record) for node in neighbours if node.is_up) > 0
 
     async def lookup(
@@ -249,7 +251,7 @@ class MemoryNetwork(SigningNetwork):
     ) -> list[Envelope]:
         self._check_up()
         neighbours = self._internet._neighbours(self)
-        round_trip_s = self._usual_round_trip_s(neighbours)
+        round_trip_s = self._internet._usual_round_trip_s(self.peer_id, [node.peer_id for node in neighbours])
         await asyncio.sleep(min(round_trip_s, timeout_s))
         if round_trip_s > timeout_s:
             raise PeerTimeout(f"no records within {timeout_s} s")
@@ -291,7 +293,8 @@ class MemoryNetwork(SigningNetwork):
         target, is_call = await self._reach(peer_id, timeout_s), method.startswith(_CALL)
         self._meet(target, _method_of(method))
         # `call` sets one deadline for the whole call
-        end = self._internet._connect(self.peer_id, peer_id, (self.links, target.links), None if is_call else timeout_s)
+        meters = (self.links, self.unread), (target.links, target.unread)
+        end = self._internet._connect(self.peer_id, peer_id, meters, None if is_call else timeout_s)
         end.is_call = is_call
         try:
             end.open(method, lambda: target._accept(self.peer_id, method, end.other))
@@ -355,18 +358,19 @@ class MemoryNetwork(SigningNetwork):
             end.fail(PeerRefused(f"the peer does not serve {wanted}", peer_id=self.peer_id))
             return
         is_call = end.other.is_call
-        if is_call and self._num_calls[peer_id] >= limits.MAX_CALLS_PER_PEER:
-            end.fail(too_many_calls(self.peer_id))
+        slots = self._slots[is_call]
+        if not slots.has_room(peer_id):
+            end.fail(too_many_calls(self.peer_id) if is_call else too_many_streams())
             return
+        slots.take(peer_id)
         end.accept()
         task = asyncio.get_running_loop().create_task(self._answer(serve, peer_id, end), name=f"{method} of {peer_id}")
         end.handler_task = task
         self._tasks.add(task)
-        self._num_calls[peer_id] += is_call
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
-            self._num_calls[peer_id] -= is_call
+            slots.give_back(peer_id)
 
         task.add_done_callback(ended)
 
@@ -387,12 +391,6 @@ class MemoryNetwork(SigningNetwork):
             end.fail(error)
         else:
             end.complete()
-
-    def _usual_round_trip_s(self, neighbours: Sequence[MemoryNetwork]) -> float:
-        """Return the median round trip: a real lookup asks several peers at once and does not wait for the slowest."""
-        if not neighbours:
-            return 0.0
-        return statistics.median(self._internet._round_trip_s(self.peer_id, node.peer_id) for node in neighbours)
 
 
 def _method_of(name: str) -> str:

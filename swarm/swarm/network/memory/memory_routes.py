@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterable
+import statistics
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +18,7 @@ from swarm_protocol.errors import PeerUnreachable
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import LinkModel, Pipe
 from swarm.network.memory.memory_stream import StreamEnd
+from swarm.network.peer_budgets import UnreadBudget
 from swarm.network.rate import Rate
 
 DETECTION_S = 1.0
@@ -25,6 +27,10 @@ DETECTION_S = 1.0
 NUM_ROUND_TRIPS_TO_RESUME = 6
 """Round trips until a stream goes on over another path: those of TCP, of libp2p's encryption and multiplexer, and of
 the request to resume."""
+
+
+Meters = tuple[LinkMeter, UnreadBudget]
+"""What measures and bounds what a node receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +109,11 @@ class MemoryRoutes:
     def _round_trip_s(self, a: str, b: str) -> float:
         return sum(self._link_of(pair).latency_s for pair in ((a, b), (b, a)))
 
+    def _usual_round_trip_s(self, a: str, others: Sequence[str]) -> float:
+        """Return the median round trip from `a`: a real lookup asks several peers at once and does not wait for the
+        slowest. Return 0 without `others`."""
+        return statistics.median(self._round_trip_s(a, other) for other in others) if others else 0.0
+
     def _link_of(self, pair: tuple[str, str]) -> LinkModel:
         link = self._links.get(pair, self._default_link)
         return link(*pair) if callable(link) else link
@@ -118,12 +129,10 @@ class MemoryRoutes:
             )
         return self._pipes[pair]
 
-    def _connect(
-        self, caller: str, server: str, meters: tuple[LinkMeter, LinkMeter], timeout_s: float | None
-    ) -> StreamEnd:
+    def _connect(self, caller: str, server: str, meters: tuple[Meters, Meters], timeout_s: float | None) -> StreamEnd:
         """Return the caller's end of a new conversation. `meters` are the caller's and the server's."""
-        end = StreamEnd(server, self._pipe(caller, server), meters[0], timeout_s=timeout_s)
-        end.other = StreamEnd(caller, self._pipe(server, caller), meters[1], timeout_s=None)
+        end = StreamEnd(server, self._pipe(caller, server), *meters[0], timeout_s=timeout_s)
+        end.other = StreamEnd(caller, self._pipe(server, caller), *meters[1], timeout_s=None)
         end.other.other = end
         self._conversations[end] = (caller, server)
         return end

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 
 from swarm.network import framing
@@ -23,18 +23,22 @@ from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, cut_off, too_long
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import Pipe
+from swarm.network.peer_budgets import UnreadBudget
 
 _GRANT_BYTES = framing.WINDOW_BYTES // 4
 """Credit is granted in steps of this size, as on the real wire."""
 
 
 class StreamEnd:
-    """One end of a conversation with `peer_id`. It implements `interface.Stream`.
+    """One end of a conversation with `peer_id`. It implements `interface.Stream` and `peer_budgets.UnreadHolder`.
 
-    `timeout_s` bounds each send and receive of a stream's caller. A call and a handler have None.
+    `timeout_s` bounds each send and receive of a stream's caller. A call and a handler have None. What waits to be
+    received is charged to `unread`.
     """
 
-    def __init__(self, peer_id: str, pipe: Pipe, links: LinkMeter, *, timeout_s: float | None) -> None:
+    def __init__(
+        self, peer_id: str, pipe: Pipe, links: LinkMeter, unread: UnreadBudget, *, timeout_s: float | None
+    ) -> None:
         self.peer_id = peer_id
         self.other: StreamEnd
         self.handler_task: asyncio.Task[None] | None = None
@@ -42,14 +46,17 @@ class StreamEnd:
         self.max_message_bytes = limits.MAX_MESSAGE_BYTES
         self._pipe = pipe
         self._links = links
+        self._unread = unread
         self._timeout_s = timeout_s
         self._received: deque[tuple[Kind, memoryview]] = deque()
         self._partial: list[memoryview] = []
         self._num_partial_bytes = 0
+        self._charged_bytes = 0  # of the message that is being taken
         self._taken_bytes = 0
         self._credit_bytes = framing.WINDOW_BYTES
         self._accepted = False
         self._finished = False
+        self._has_left = False  # whether nothing will be received any more
         self._is_in_message = False  # whether more pieces have to follow the last one that was sent
         self._at_end: Exception | None = None  # raised by receive once all is read
         self._broken: SwarmError | None = None  # raised by send
@@ -59,7 +66,7 @@ class StreamEnd:
     async def send(self, message: bytes) -> None:
         if len(message) > limits.MAX_MESSAGE_BYTES:
             raise ValueError(f"message of {len(message)} bytes, more than {limits.MAX_MESSAGE_BYTES}")
-        if self._finished:
+        if self._finished and self._broken is None:
             raise ValueError("send after finish")
         if self._is_in_message and self._broken is None:
             raise cut_off(self.peer_id)
@@ -124,35 +131,44 @@ class StreamEnd:
     def complete(self) -> None:
         """End the stream, since its handler has returned. The other side still reads what was sent, then gets
         EndOfStream; sending more raises PeerUnreachable there."""
-        self._finished = True
+        self._leave()
         gone = PeerUnreachable("the peer has ended the stream", peer_id=self.other.peer_id)
         self._put(0, lambda: self.other._close(gone, EndOfStream()))
 
     def fail(self, error: BaseException) -> None:
         """Have `error` raised at the other side, once it has read what was sent before."""
         wire = encode_failure(error)
-        self._finished = True
+        self._leave()
         self._put(len(wire), lambda: self.other.break_off(decode_failure(wire, self.other.peer_id)))
 
     def hang_up(self) -> None:
         """Tell the other side that this side has left the conversation."""
-        self._finished = True
+        self._leave()
         self._pipe.drop(self)
         left = PeerUnreachable("the peer has left", peer_id=self.other.peer_id)
         # not `_put`, which sends nothing once this end is broken: the other side may not know that
         self._pipe.put(self, 0, lambda: self.other.break_off(left))
 
+    def give_way(self, refusal: PeerRefused) -> None:
+        self.fail(refusal)
+        self._close(refusal, refusal)
+
     def break_off(self, error: SwarmError) -> None:
         """Break this end. Sending raises `error` at once. Receiving raises it after the messages that have arrived."""
         self._close(error, error)
+        if self.handler_task is not None and not self.handler_task.cancelling():
+            self.handler_task.cancel()
+
+    def _leave(self) -> None:
+        self._finished = self._has_left = True
+        self._received.clear()
+        self._unread.drop(self)
 
     def _close(self, error: SwarmError, at_end: Exception) -> None:
         if self._broken is None:
             self._broken = error
             self._end(at_end)
             self._room.set()
-            if self.handler_task is not None:
-                self.handler_task.cancel()
 
     def _end(self, at_end: Exception) -> None:
         if self._at_end is None:
@@ -185,14 +201,16 @@ class StreamEnd:
 
     def _take(self, kind: Kind, piece: memoryview) -> None:
         self._links.received(self.peer_id, len(piece), self.other._pipe.came_s)
-        if self._at_end is None:
+        if self._at_end is None and not self._has_left and self._unread.charge(self, framing.cost(len(piece))):
             self._received.append((kind, piece))
             self._news.set()
 
     def _take_message(self) -> bytes | None:
         while self._received:
             kind, piece = self._received.popleft()
-            self._grant(framing.cost(len(piece)))
+            cost = framing.cost(len(piece))
+            self._charged_bytes += cost
+            self._grant(cost)
             self._num_partial_bytes += len(piece)
             if self._num_partial_bytes > self.max_message_bytes:
                 self._received.clear()
@@ -202,6 +220,8 @@ class StreamEnd:
                 raise violation
             self._partial.append(piece)
             if kind == Kind.DATA:
+                self._unread.release(self, self._charged_bytes)
+                self._charged_bytes = 0
                 message = b"".join(self._partial)
                 self._partial.clear()
                 self._num_partial_bytes = 0

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from swarm.network import framing
+from swarm.network import framing, peer_budgets
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, Stream
-from swarm.network.libp2p import stream_server
 from swarm.network.libp2p.daemon_control import write_message
 from swarm.network.libp2p.stream_resume import ID_BYTES
 from swarm.network.libp2p.stream_server import MAX_LINGER_S, QUIET_S, StreamServer
@@ -73,7 +72,7 @@ def test_stream_is_kept_while_its_caller_takes_what_the_handler_sent(
 
 
 def test_refused_stream_is_kept_until_its_caller_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_server, "MAX_STREAMS_PER_PEER", 0)
+    monkeypatch.setattr(peer_budgets, "MAX_STREAMS_PER_PEER", 0)
 
     async def handler(_peer_id: str, _stream: Stream) -> None:
         raise AssertionError("it was served")

@@ -39,7 +39,7 @@ from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of, off_b
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.reconnection import accepts_connections
 from swarm.network.libp2p.unary_connection import UnaryAnswer
-from swarm.network.multiaddr import PeerAddr
+from swarm.network.multiaddr import PeerAddr, is_relayed
 from swarm.network.paths.dialler import DIRECT_S, ip4_first
 
 T = TypeVar("T")
@@ -207,7 +207,7 @@ async def join(
     """
     if may_be_first:
         find_nearby = None
-    if given.addrs and patience_s:
+    if patience_s and (given.addrs or given.are_missing):
         await _wait_until_one_is_there(given.addrs, patience_s)
     dials = await _dial_until_one_answers(host, given.addrs, remembered, network_id, find_nearby)
     greetings = {target: task.result() for task, target in dials.items() if succeeded(task)}
@@ -239,9 +239,11 @@ async def join(
 
 
 async def _wait_until_one_is_there(addrs: Sequence[PeerAddr], within_s: float) -> None:
+    """Wait until the machine of one peer accepts connections. That of a relay says nothing about a peer behind it."""
+    direct = [each.addr for each in addrs if not is_relayed(each.addr)]
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
-            while not any(await asyncio.gather(*(accepts_connections(each.addr) for each in addrs))):  # noqa: ASYNC110
+            while not any(await asyncio.gather(*map(accepts_connections, direct))):  # noqa: ASYNC110
                 await asyncio.sleep(random.uniform(MIN_LOOK_S, MAX_LOOK_S))
 
 

@@ -14,6 +14,7 @@ import pytest
 from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
 from swarm.network import network_entry, partition_watch
+from swarm.network.discovery.dns_lookup import DnsLookup, LookupFailed
 from swarm.network.libp2p.greeting import Greeting
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.reconnection import accepts_connections
@@ -26,6 +27,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.records import child_keys, lookup_key
 
 LIFETIME_S = 4.0
+STRANGERS = [Identity(bytes([number]) * 32).peer_id for number in (1, 2)]
 KEYS = child_keys(lookup_key("nodes"))
 
 
@@ -137,6 +139,32 @@ def test_node_that_waits_for_its_peer_can_be_joined_through_by_that_peer(tmp_pat
             assert b.entry.given == (Identity.load(tmp_path / "a").peer_id,)
             async with await starting as a:
                 assert a.entry.given == (b.peer_id,)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "peer", ["nonesuch.swarm.invalid", f"/ip4/127.0.0.1/tcp/9/p2p/{STRANGERS[0]}/p2p-circuit/p2p/{STRANGERS[1]}"]
+)
+def test_node_that_waits_for_a_name_or_for_a_relayed_peer_can_be_joined_through(
+    tmp_path: Path, peer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def none(_lookup: DnsLookup, _name: str) -> list[str]:
+        raise LookupFailed("there is no such name")
+
+    monkeypatch.setattr(DnsLookup, "texts", none)
+    place = f"/ip4/127.0.0.1/tcp/{free_port()}"
+    addr = f"{place}/p2p/{Identity.load_or_create(tmp_path / 'a').peer_id}"
+
+    async def main() -> None:
+        starting = asyncio.create_task(libp2p_node(tmp_path / "a", listen=(place,), peers=(peer,), patience_s=60.0))
+        await eventually(partial(accepts_connections, place))
+        for name in "bc":  # the second one comes once the first dials of an impatient node have failed
+            async with await libp2p_node(tmp_path / name, peers=(addr,)) as joined:
+                assert joined.entry.given == (Identity.load(tmp_path / "a").peer_id,)
+        assert not starting.done()
+        starting.cancel()
+        await asyncio.wait((starting,))
 
     asyncio.run(main())
 

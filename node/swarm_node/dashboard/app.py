@@ -26,7 +26,7 @@ from swarm_node.dashboard.views import ViewSource
 from swarm_node.formatting import shown
 from swarm_node.http.addresses import caller_of, checked
 from swarm_node.http.field_words import words
-from swarm_node.http.http_error import HttpError, install_errors
+from swarm_node.http.http_error import HttpError, install_description, install_errors
 from swarm_node.http.rate_limit import RateLimiters, Rates
 from swarm_node.http.server import NOT_JOINED, is_local, listen, serving
 from swarm_node.node import Node, NodeRole
@@ -57,14 +57,13 @@ def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints:
         title="Swarm dashboard",
         version="1",
         description="What a swarm is doing, as its members' signed records say. Public and read-only.",
-        openapi_url="/api/v1/openapi.json",
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,
     )
     live = app.state.live = Live(source)
     app.add_middleware(VisitorRates)
     app.add_middleware(DefaultHeaders)
     install_errors(app, partial(_http_error, has_chat), HttpError, RequestValidationError, HTTPException, Exception)
+    install_description(app, "/api/v1/openapi.json")
     app.include_router(api.router(source, live, checkpoints))
     app.include_router(pages.router(source, has_chat))
     return app

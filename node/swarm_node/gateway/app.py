@@ -29,7 +29,7 @@ from swarm_node.gateway.responses_events import RESPONSE, ResponsesBuilder
 from swarm_node.gateway.responses_schema import ResponsesRequest
 from swarm_node.gateway.served_models import Models
 from swarm_node.gateway.texts import Texts
-from swarm_node.http.http_error import HttpError
+from swarm_node.http.http_error import HttpError, install_description
 from swarm_node.http.rate_limit import RateLimiters, Rates
 from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
@@ -55,7 +55,7 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
     options = options or GatewayOptions()
     gateway = Gateway(client, options)
     # behind a proxy that ends TLS, a redirect to the path without a slash would lead to http
-    app = FastAPI(title="Swarm gateway", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Swarm gateway", openapi_url=None, redirect_slashes=False)
     app.state.first_tokens = gateway.metrics.first_tokens
     app.add_middleware(BodyLimit)
     limiters = RateLimiters(time.monotonic)
@@ -71,6 +71,7 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
             expose_headers=("*",),
         )
     api_errors.install(app)
+    install_description(app, "/openapi.json")
     for path, endpoint, method, doc in (
         ("/v1/models", gateway.list_models, "GET", responses.MODELS),
         ("/v1/models/{model:path}", gateway.show_model, "GET", responses.MODEL),

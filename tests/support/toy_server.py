@@ -296,14 +296,13 @@ class ToyServer:
         if result is None:
             return
         if forward and rows is not None and sequence.next is not None:
-            assert result.rows is not None
             push = Push(
                 client_peer_id=key[0],
                 sequence_id=sequence.next.sequence_id,
                 position=position,
                 want=step.want,
                 draw=step.draw,
-                rows=result.rows,
+                rows=result.rows or rows,
                 source_id=key[1],
             )
             self._push(sequence, sequence.next.peer_id, push)

@@ -64,7 +64,7 @@ class CallRouteFinder:
     """Finds the servers for the blocks of one call, and remembers which of them have failed it.
 
     Unless it `is_patient`, it looks up blocks without a server only once more, as a new session does. It always waits
-    for servers that are full or busy. It is used by one task at a time.
+    for servers that are full or busy, or failed just before the call. It is used by one task at a time.
     """
 
     def __init__(self, known: KnownServers, health: PeerHealth, *, salt: str, is_patient: bool) -> None:
@@ -76,6 +76,7 @@ class CallRouteFinder:
         self._num_failures = 0
         self._last: SwarmError | None = None
         self._is_patient = is_patient
+        self._began_s = asyncio.get_running_loop().time()
         self._left_s = PATIENCE_S  # of searching: the time in which servers compute does not count
 
     async def find(self, start: int, end: int) -> list[Hop]:
@@ -97,8 +98,9 @@ class CallRouteFinder:
                 return self._known.find_chain(start, end, replace(context, barred=barred))
             except NoChain as error:
                 self._check_size(error)
-                is_refused = isinstance(self._last, PeerRefused)
-                if not is_refused and (is_last or (looked_up and not self._is_patient)):
+                resting = self._health.resting(self._began_s)
+                may_wait = self._is_patient or self._known.each_has_one_of(error.missing, resting)
+                if not isinstance(self._last, PeerRefused) and (is_last or (looked_up and not may_wait)):
                     raise
                 await self._wait(self._left_s)
                 looked_up = True

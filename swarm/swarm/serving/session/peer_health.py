@@ -154,9 +154,16 @@ class PeerHealth:
     @property
     def barred(self) -> set[str]:
         """Peers that failed just now or are distrusted. They are not asked at all."""
+        return self.resting() | self.distrusted
+
+    def resting(self, before_s: float = math.inf) -> set[str]:
+        """Return the peers that are not asked for a moment since they failed just now, but before `before_s`."""
         now_s = asyncio.get_running_loop().time()
-        resting = {peer_id for peer_id, failures in self._failures.items() if failures.rest_until_s > now_s}
-        return resting | self.distrusted
+        return {
+            peer_id
+            for peer_id, failures in self._failures.items()
+            if failures.rest_until_s > now_s and failures.last_s < before_s
+        }
 
     @property
     def distrusted(self) -> set[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Protocol
 
@@ -66,6 +66,10 @@ class KnownServers:
             if record.state != "draining" and record.start < end and start < record.end
         }
 
+    def each_has_one_of(self, missing: Sequence[tuple[int, int]], peers: Set[str]) -> bool:
+        """Return whether each of the `missing` spans has a server among `peers`."""
+        return all(self.peers_of(*span) & peers for span in missing)
+
     def find_chain(self, start: int, end: int, context: RoutingContext) -> list[Hop]:
         """Return the cheapest chain over `[start, end)`. Raises NoChain, which names other revisions that are
         served."""
@@ -119,9 +123,10 @@ class RouteFinder:
         """Return the cheapest chain over `[start, end)` with room for `max_tokens`. `between` are the peers before and
         after it, "" for none.
 
-        The search ends `patience_s` after `since_s`, or after two tries if that is None, or if all servers of some
-        blocks have said that they never have room for as much. Servers to avoid are used if there are no others, until
-        `patience_s` after `since_s`, or after the session's first search if that is None.
+        The search ends `patience_s` after `since_s`, or if all servers of some blocks have said that they never have
+        room for as much. Servers to avoid are used if there are no others. If `since_s` is None, the time counts from
+        the session's first search, and two tries are enough, unless the blocks have servers that are not asked for a
+        moment since they failed just before it.
         Raises NoChain.
         """
         own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
@@ -172,20 +177,21 @@ class RouteFinder:
     ) -> list[Hop]:
         clock = asyncio.get_running_loop().time
         self._began_s = clock() if self._began_s is None else self._began_s
-        give_up_at_s = 0.0 if since_s is None else since_s + self._patience_s
-        insist_until_s = self._began_s + self._patience_s if since_s is None else give_up_at_s
+        give_up_at_s = (self._began_s if since_s is None else since_s) + self._patience_s
         looked_up = False
         while True:
             context = self._health.routing_context(self._known.servers, max_tokens, self._salt, between=between)
             num_tokens, cached_tokens = self._cached_tokens()
             context = replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens)
-            if clock() >= insist_until_s:
+            if clock() >= give_up_at_s:
                 context = replace(context, barred=set(context.avoid) - self._health.unproven)
             try:
                 return self._known.find_chain(start, end, context)
             except NoChain as error:
+                resting = self._health.resting(self._began_s)
+                may_wait = since_s is not None or self._known.each_has_one_of(error.missing, resting)
                 # the servers known at the start of the session may be outdated
-                if looked_up and (clock() >= give_up_at_s or self._is_in_vain(error, max_tokens)):
+                if looked_up and (not may_wait or clock() >= give_up_at_s or self._is_in_vain(error, max_tokens)):
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
                 await asyncio.sleep(RETRY_S if looked_up else 0)
                 await self._known.look_up()

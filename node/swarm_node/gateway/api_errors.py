@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route
+from swarm.client import NoRoom
 from swarm.client.request import ContextExceeded
 from swarm_protocol.errors import ConfigError, PeerError, PeerRefused, SessionError, SwarmError
 
@@ -127,6 +128,8 @@ def _from_swarm(error: SwarmError, names: Mapping[str, str]) -> HttpError:
     match error:
         case PeerRefused() if error.retry_after_s > 0:
             return HttpError(429, str(error), code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
+        case NoRoom():
+            return HttpError(429, str(error), code="rate_limit_exceeded", retry_after_s=http_limits.RETRY_AFTER_S)
         case PeerError() | SessionError():
             return HttpError(503, str(error), code="service_unavailable", retry_after_s=http_limits.RETRY_AFTER_S)
         case ConfigError():

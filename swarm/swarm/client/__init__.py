@@ -12,6 +12,7 @@ from swarm.client.catalog import ModelStatus, OtherRevision
 from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.client.request import Generation, SamplingParams
 from swarm.client.sync_client import Client
+from swarm.router.routing import NoChain, NoRoom
 from swarm.serving.local_ends.kept_model import KeptModel
 from swarm.serving.session.generate import Token
 
@@ -24,6 +25,8 @@ __all__ = [
     "KeptModel",
     "KnownPublishers",
     "ModelStatus",
+    "NoChain",
+    "NoRoom",
     "OtherRevision",
     "SamplingParams",
     "Token",

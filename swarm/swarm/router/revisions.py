@@ -156,7 +156,7 @@ def with_other_revisions(error: NoChain, revision: str, others: Mapping[str, Ser
         return error
     ((other, count),) = num_servers.most_common(1)
     they = "1 server serves" if count == 1 else f"{count} servers serve"
-    return NoChain(
+    return type(error)(
         f"{error.message} (weights of revision {short_revision(revision)}); "
         f"{they} them with other weights, revision {short_revision(other)}",
         remedy=error.remedy,

@@ -30,6 +30,7 @@ from swarm_protocol.records import ServeRecord
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Spans = tuple[tuple[int, int], ...]
 
 
 DEFAULT_RTT_MS = 50.0
@@ -60,14 +61,18 @@ salt decides among equals. With fewer servers for every block, the chain is the 
 class NoChain(SessionError):
     """No chain covers the blocks. `missing` are the spans of blocks that no server can serve now."""
 
-    def __init__(self, message: str, *, remedy: str, missing: tuple[tuple[int, int], ...]) -> None:
+    def __init__(self, message: str, *, remedy: str, missing: Spans) -> None:
         super().__init__(message, remedy=remedy)
         self.missing = missing
 
     def after_waiting(self, waited_s: float) -> NoChain:
         """Return the same error, which also says for how long the session waited for another server."""
         message = f"{self.message}, and no other server took over within {waited_s:.0f} s"
-        return NoChain(message, remedy=self.remedy, missing=self.missing)
+        return type(self)(message, remedy=self.remedy, missing=self.missing)
+
+
+class NoRoom(NoChain):
+    """Servers have the blocks, but none of them has room now for a session of this size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +135,9 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context
     num_usable = len(usable)
     covers_PB = _covers(usable, start, end)
     if missing := runs(np.logical_not(covers_PB.any(axis=0)), start):
-        raise _no_chain(servers, missing, context)
+        serving = [(peer_id, record) for peer_id, record in servers.items() if record.state == "serving"]
+        unserved = runs(np.logical_not(_covers(serving, start, end).any(axis=0)), start)
+        raise _no_chain(serving, missing, unserved, context)
     load_P = _load(usable, context)
     block_P = load_P * [max(record.decode_ms_per_block, MIN_BLOCK_MS) for _, record in usable]
     prompt_P = load_P * [_prompt_ms(peer_id, record, context) for peer_id, record in usable]
@@ -152,7 +159,7 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context
     return Chain(hops=tuple(hops), cost_ms=done_ms[-1], reason=reason)
 
 
-def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> tuple[tuple[int, int], ...]:
+def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> Spans:
     """Return the blocks that no server serves."""
     missing, covered = [], 0
     for start, end in sorted((record.start, record.end) for record in servers.values() if record.state == "serving"):
@@ -182,9 +189,7 @@ def _usable(servers: Mapping[str, ServeRecord], start: int, end: int, context: R
     covers_PB = _covers(list(usable.items()), start, end)
     gaps = runs(np.logical_not(covers_PB.any(axis=0)), start) if len(usable) < len(able) else ()
     return list(usable.items()) + [
-        (peer_id, record)
-        for peer_id, record in able.items()
-        if peer_id not in usable and any(record.start < high and low < record.end for low, high in gaps)
+        (peer_id, record) for peer_id, record in able.items() if peer_id not in usable and _has_any(record, gaps)
     ]
 
 
@@ -279,21 +284,24 @@ def _announced(usable: Usable, claims: Sequence[Mapping[str, float]], *, unknown
     return announced_PP
 
 
-def _no_chain(
-    servers: Mapping[str, ServeRecord], missing: tuple[tuple[int, int], ...], context: RoutingContext
-) -> NoChain:
-    low, high = missing[0]
-    candidates = {p: r for p, r in servers.items() if r.start < high and low < r.end and r.state == "serving"}
-    if not candidates:
+def _no_chain(serving: Usable, missing: Spans, unserved: Spans, context: RoutingContext) -> NoChain:
+    """Return the error for the `missing` blocks, of which nobody serves those `unserved`."""
+    kind, told = NoChain, format_spans(unserved or missing)
+    if unserved:
         cause, remedy = "nobody serves them", "wait for a server to join, or start one: it takes the missing blocks"
-    elif all(peer_id in context.avoid or peer_id in context.barred for peer_id in candidates):
+    elif all(peer_id in context.barred for peer_id, record in serving if _has_any(record, missing)):
         cause, remedy = "their servers just failed", "try again in a moment"
     else:
+        kind = NoRoom
         cause, remedy = (
             f"no server has room for {context.max_tokens} tokens or for one more session",
             "try again later, with fewer tokens, or with fewer requests at once",
         )
-    return NoChain(f"blocks {format_spans(missing)} are not available: {cause}", remedy=remedy, missing=missing)
+    return kind(f"blocks {told} are not available: {cause}", remedy=remedy, missing=missing)
+
+
+def _has_any(record: ServeRecord, spans: Spans) -> bool:
+    return any(record.start < high and low < record.end for low, high in spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +350,7 @@ def shortlist(covers_PB: Bools, order_P: NDArray[np.intp], num_each: int) -> NDA
     return order_P[(ordered_PB & (rank_PB <= num_each)).any(axis=1)]
 
 
-def runs(is_so_B: Sequence[bool] | NDArray[np.bool_], start: int = 0) -> tuple[tuple[int, int], ...]:
+def runs(is_so_B: Sequence[bool] | NDArray[np.bool_], start: int = 0) -> Spans:
     """Return the half-open spans of the True entries, counted from `start`."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], np.asarray(is_so_B, dtype=np.int8), [0]))))
     return tuple((start + int(low), start + int(high)) for low, high in zip(edges[::2], edges[1::2], strict=True))

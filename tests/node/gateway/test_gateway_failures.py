@@ -16,6 +16,7 @@ from node.gateway.scripted_client import Hang, ScriptedClient, ScriptedModel, Sc
 from openai import AsyncOpenAI
 from openai.types import Completion
 from starlette.types import Message
+from swarm.client import NoChain, NoRoom
 from swarm.client.request import ContextExceeded
 from swarm.serving.sampling.sampling import MAX_STOPS
 from swarm_node.gateway import admission, http_limits
@@ -201,25 +202,27 @@ def test_model_with_missing_blocks_is_unavailable_and_names_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failure", "status"),
+    ("failure", "status", "retry_after"),
     [
-        (PeerRefused("no free pages", retry_after_s=3.2), 429),
-        (PeerRefused("not served"), 503),
-        (SessionError("no chain"), 503),
-        (ConfigError("the prompt is too long"), 400),
-        (RuntimeError("secret /home/someone"), 500),
-        (IntegrityError("secret /home/someone/tokenizer.json is damaged"), 500),
+        (PeerRefused("no free pages", retry_after_s=3.2), 429, "4"),
+        (NoRoom("no server has room", remedy="", missing=((0, 4),)), 429, "2"),
+        (NoChain("nobody serves them", remedy="", missing=((0, 4),)), 503, "2"),
+        (PeerRefused("not served"), 503, "2"),
+        (SessionError("the session failed"), 503, "2"),
+        (ConfigError("the prompt is too long"), 400, None),
+        (RuntimeError("secret /home/someone"), 500, None),
+        (IntegrityError("secret /home/someone/tokenizer.json is damaged"), 500, None),
     ],
 )
 def test_failure_before_the_first_token_has_its_status(
-    failure: Exception, status: int, caplog: pytest.LogCaptureFixture
+    failure: Exception, status: int, retry_after: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = ScriptedClient(script=[failure])
     for stream in (False, True):
         error = _refusal(client, "/completions", {"model": "tiny", "prompt": "hi", "stream": stream})
         assert error.status_code == status
         assert "secret" not in error.message
-        assert error.response.headers.get("retry-after") == {429: "4", 503: "2"}.get(status)
+        assert error.response.headers.get("retry-after") == retry_after
     assert (str(failure) in caplog.text) == (status == 500)
 
 

@@ -15,6 +15,7 @@ from swarm.router.routing import (
     MIN_BLOCK_MS,
     RELAY_MS,
     NoChain,
+    NoRoom,
     RoutingContext,
     find_chain,
     format_spans,
@@ -210,8 +211,9 @@ def test_chain_error_names_the_missing_blocks() -> None:
 
 
 def test_chain_error_says_that_the_only_server_just_failed_when_it_is_barred() -> None:
-    with pytest.raises(NoChain, match=r"blocks 0:8 .* just failed"):
+    with pytest.raises(NoChain, match=r"blocks 0:8 .* just failed") as caught:
         spans({"a": record(0, 8)}, avoid={"a"}, barred={"a"})
+    assert not isinstance(caught.value, NoRoom)
 
 
 def test_chain_uses_a_server_to_avoid_when_there_is_no_other() -> None:
@@ -254,9 +256,16 @@ def test_chain_has_a_server_without_room_only_for_blocks_that_no_other_has() -> 
 def test_chain_avoids_a_server_that_just_had_no_room_and_says_so_when_it_is_alone() -> None:
     assert spans({"a": record(0, 8), "b": record(0, 8)}, full={"a"}) == [("b", 0, 8)]
     with pytest.raises(
-        NoChain, match=r"has room for 100 tokens or for one more session: .* with fewer requests at once"
+        NoRoom, match=r"has room for 100 tokens or for one more session: .* with fewer requests at once"
     ):
         spans({"a": record(0, 8)}, full={"a"}, max_tokens=100)
+
+
+def test_chain_error_is_not_about_room_when_nobody_serves_some_blocks() -> None:
+    with pytest.raises(NoChain, match=r"blocks 5:8 are not available: nobody serves them") as caught:
+        spans({"a": record(0, 2), "b": record(2, 5)}, full={"b"})
+    assert not isinstance(caught.value, NoRoom)
+    assert caught.value.missing == ((2, 8),)
 
 
 def test_chain_can_cover_a_part_of_the_model() -> None:

@@ -110,7 +110,7 @@ class Repair:
     def failure(self, error: SwarmError) -> SwarmError:
         """Return the error for the caller after a search has ended with `error`: it names what led to the search."""
         if self.refusal is not None and isinstance(error, NoChain):
-            error = NoChain(
+            error = type(error)(
                 f"no server takes the session: {self.refusal.message}",
                 remedy="try again in a moment",
                 missing=error.missing,

@@ -16,7 +16,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.membership import Membership
 from swarm.router.revisions import manifest_of, with_other_revisions
-from swarm.router.routing import Hop, NoChain, RoutingContext, find_chain
+from swarm.router.routing import Hop, NoChain, NoRoom, RoutingContext, find_chain
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import PeerHealth
@@ -131,7 +131,7 @@ class RouteFinder:
         """
         own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
         if any(hop.peer_id in self._health.full(max_tokens) for hop in own):
-            raise NoChain(
+            raise NoRoom(
                 f"this process has no room for another session of {max_tokens} tokens on its own blocks",
                 remedy="try again in a moment, or ask for fewer tokens",
                 missing=((start, end),),

@@ -16,7 +16,7 @@ import pytest
 import torch
 from swarm.client import SamplingParams
 from swarm.network.membership import Membership
-from swarm.router.routing import NoChain
+from swarm.router.routing import NoRoom
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.engine.engine import Engine
 from swarm.serving.engine.page_allocator import PageTable
@@ -213,7 +213,7 @@ def test_full_server_that_has_answered_is_asked_again_at_once(boxes: Any, llama_
             async for token in box.generate(48, ignore_eos=True):
                 drawn.append(token.token_id)
                 if len(drawn) == 40:
-                    with pytest.raises(NoChain, match="no server has room"):
+                    with pytest.raises(NoRoom, match="no server has room"):
                         await box.tokens(16)
             assert await box.tokens(16, ignore_eos=True) == box.expected(16)
 
@@ -371,7 +371,7 @@ def test_answer_for_which_no_server_gets_room_ends_by_length(boxes: Any, llama_d
             assert generation.trace()["num_tokens"] == len(drawn)
             # at the beginning of an answer, it is an error, as ever
             rest = full(server)
-            with pytest.raises(NoChain, match="no server has room"):
+            with pytest.raises(NoRoom, match="no server has room"):
                 await box.tokens(NUM_TOKENS)
             for taken in (table, rest):
                 server.deployed.engine.pages.release(taken)
@@ -455,7 +455,7 @@ def test_answer_without_a_place_for_its_grammar_is_an_error_that_says_so(boxes: 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)]) as box:
             since_s = asyncio.get_running_loop().time()
-            with pytest.raises(NoChain, match="no server takes the session: other peers are waiting, and your 31 sess"):
+            with pytest.raises(NoRoom, match="no server takes the session: other peers are waiting, and your 31 sess"):
                 await lose_the_only_place(box, box.generate(NUM_TOKENS, sampling=STEERED))
             assert asyncio.get_running_loop().time() - since_s > SessionOptions().patience_s
 

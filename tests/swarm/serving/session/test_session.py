@@ -17,7 +17,7 @@ from support.toy_server import COLUMNS, MODEL, VOCAB, ToyServer, expected_tokens
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
-from swarm.router.routing import Hop, NoChain
+from swarm.router.routing import Hop, NoChain, NoRoom
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.deadline_timer import READ_S
@@ -862,7 +862,7 @@ def test_session_refused_for_lack_of_room_does_not_keep_a_smaller_one_from_the_s
                 server.room_tokens = 100
             for _ in range(2):
                 async with w.session() as session:
-                    with pytest.raises(NoChain, match="no server has room for 200 tokens"):
+                    with pytest.raises(NoRoom, match="no server has room for 200 tokens"):
                         await generate(session)
             async with w.session(max_tokens=100) as session:
                 assert await generate(session) == EXPECTED

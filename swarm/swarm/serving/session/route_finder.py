@@ -114,6 +114,7 @@ class RouteFinder:
         self._salt = salt
         self._patience_s = patience_s
         self._local = local_spans.hops if local_spans is not None else ()
+        self.left_out = ""
         self._began_s: float | None = None
         self._num_left_early = 0
 
@@ -149,10 +150,8 @@ class RouteFinder:
         """Return the cheapest chain over `[start, end)` without `peer_id` and servers to avoid, by the servers' newest
         records. Raises NoChain."""
         await self._known.look_up()
-        context = self._health.routing_context(
-            self._known.servers, max_tokens, self._salt, between=self._remote(between)
-        )
-        return self._known.find_chain(start, end, replace(context, barred={peer_id, *context.avoid}))
+        context = self._context(max_tokens, self._remote(between))
+        return self._known.find_chain(start, end, replace(context, barred={peer_id, *context.barred, *context.avoid}))
 
     def _remote(self, between: tuple[str, str]) -> tuple[str, str]:
         """Return the peers on both sides, with "" for a local span."""
@@ -162,14 +161,25 @@ class RouteFinder:
 
     def leaves_early(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
         """Return whether the session gives up a server that is slow to dial, since others can have its blocks now."""
-        if self._num_left_early == MAX_LEFT_EARLY:
-            return False
-        context = self._health.routing_context(self._known.servers, max_tokens, self._salt)
-        try:
-            self._known.find_chain(start, end, replace(context, barred={peer_id, *context.avoid}))
-        except NoChain:
+        if self._num_left_early == MAX_LEFT_EARLY or not self._have_others(peer_id, start, end, max_tokens):
             return False
         self._num_left_early += 1
+        return True
+
+    def leave_out(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
+        """Ask a server no more in this session, if it is the first one and others can have its blocks now. Return
+        whether that is so."""
+        if self.left_out or not self._have_others(peer_id, start, end, max_tokens):
+            return False
+        self.left_out = peer_id
+        return True
+
+    def _have_others(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
+        context = self._context(max_tokens)
+        try:
+            self._known.find_chain(start, end, replace(context, barred={peer_id, *context.barred, *context.avoid}))
+        except NoChain:
+            return False
         return True
 
     async def _find_servers(
@@ -180,11 +190,11 @@ class RouteFinder:
         give_up_at_s = (self._began_s if since_s is None else since_s) + self._patience_s
         looked_up = False
         while True:
-            context = self._health.routing_context(self._known.servers, max_tokens, self._salt, between=between)
+            context = self._context(max_tokens, between)
             num_tokens, cached_tokens = self._cached_tokens()
             context = replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens)
             if clock() >= give_up_at_s:
-                context = replace(context, barred=set(context.avoid) - self._health.unproven)
+                context = replace(context, barred={*context.barred, *set(context.avoid) - self._health.unproven})
             try:
                 return self._known.find_chain(start, end, context)
             except NoChain as error:
@@ -196,6 +206,10 @@ class RouteFinder:
                 await asyncio.sleep(RETRY_S if looked_up else 0)
                 await self._known.look_up()
                 looked_up = True
+
+    def _context(self, max_tokens: int, between: tuple[str, str] = ("", "")) -> RoutingContext:
+        context = self._health.routing_context(self._known.servers, max_tokens, self._salt, between=between)
+        return replace(context, barred={*context.barred, self.left_out})
 
     def _is_in_vain(self, error: NoChain, max_tokens: int) -> bool:
         """Return whether no server of some missing blocks can ever have room for `max_tokens`."""

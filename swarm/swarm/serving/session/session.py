@@ -84,7 +84,7 @@ class Session:
     ConfigError if replays would need too much memory, PeerError if the servers cannot be looked up, and SessionError if
     server after server fails or the client is closed. After any of these, and after a cancelled request, only leaving
     the session is valid. With a `sampler`, the index of each draw counts from the session's first draw, and a grammar
-    that servers cannot use also raises ConfigError.
+    that two servers, or the only one, cannot use also raises ConfigError.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class Session:
                 self._close_stage(stage)
             case FindServers():
                 self._start(self._find(action), name="find servers")
-            case AvoidPeer():
+            case AvoidPeer(peer_id) if peer_id != self._connections.left_out:
                 self._client.health.blame(action, self._messages.room_tokens)
             case PingServers():
                 self._start(self._ping(action), name="ping servers")
@@ -359,7 +359,8 @@ class Session:
                 error = message.error(stage.peer_id)
                 if isinstance(error, ConfigError) and self._messages.has_grammar:
                     error.field = "grammar"  # the server's error does not name the field
-                    return self._state.give_up(error, now_s)  # no server can use the grammar
+                    if not self._connections.leave_out(stage):
+                        return self._state.give_up(error, now_s)
                 return self._state.on_lost(stage, error, FailureCause.REPORTED, now_s)
             case ServerLeaving():
                 return self._state.on_leaving(stage, now_s)

@@ -51,6 +51,16 @@ class StageConnections:
     def stages(self) -> list[Stage]:
         return list(self._connections)
 
+    @property
+    def left_out(self) -> str:
+        """The server that the session does not ask any more although it has not failed, or ""."""
+        return self._finder.left_out
+
+    def leave_out(self, stage: Stage) -> bool:
+        """Ask no more the first server that cannot do what the session needs, if others may. Return whether they
+        may."""
+        return self._finder.leave_out(stage.peer_id, stage.start, stage.end, self._messages.room_tokens)
+
     def remote(self, stages: Iterable[Stage]) -> list[Stage]:
         """Return those of the stages that are connected, and run by others than this process."""
         return [stage for stage in stages if stage in self._connections and not stage.is_local]

@@ -18,6 +18,8 @@ from support.served_chain import World, floats, opening, token_rows, with_server
 from swarm.client import AsyncClient
 from swarm.serving.grammar import grammar_masks
 from swarm.serving.grammar.grammar_masks import GrammarPool
+from swarm.serving.sampling.sampling import LogitEdits
+from swarm.serving.server.session_sampler import SessionSampler
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.limits import PAGE_TOKENS
@@ -175,15 +177,60 @@ def test_json_schema_is_followed_with_any_seed(boxes: Any, llama_dir: Path) -> N
     virtual_time.run(scenario())
 
 
-def test_unusable_grammar_fails_the_request_and_blames_no_server(boxes: Any, llama_dir: Path) -> None:
+@pytest.mark.parametrize("spans", [[(0, 6)], [(0, 3), (3, 6), (3, 6), (3, 6)]])
+def test_unusable_grammar_fails_the_request_and_blames_no_server(
+    boxes: Any, llama_dir: Path, spans: list[tuple[int, int]]
+) -> None:
     async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 6)]) as box:
-            with pytest.raises(ConfigError, match="grammar"):
+        async with boxes(llama_dir, spans) as box:
+            since_s = asyncio.get_running_loop().time()
+            with pytest.raises(ConfigError, match="grammar") as caught:
                 await box.tokens(grammar=Grammar(kind="lark", text="start: missing"))
+            assert caught.value.field == "grammar"
+            assert asyncio.get_running_loop().time() - since_s < 1
             client: AsyncClient = box.client
             assert not client._state.health.avoid
             assert await box.tokens() == box.expected(), "the server must be used again"
             await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_server_that_cannot_use_a_grammar_ends_no_request_while_another_can(boxes: Any, llama_dir: Path) -> None:
+    num_asked = 0
+
+    def refuse(*_: object) -> None:
+        nonlocal num_asked
+        num_asked += 1
+        raise ConfigError("this server cannot use grammars")
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)]) as box:
+            expected = await box.tokens(grammar=WORDS, temperature=1.0, seed=2)
+            with patch.object(box.servers[box.who["s1"]]._grammars, "open", refuse):
+                for _ in range(8):
+                    assert await box.tokens(grammar=WORDS, temperature=1.0, seed=2) == expected
+            assert num_asked
+            assert not box.client._state.health.avoid
+
+    virtual_time.run(scenario())
+
+
+def test_answer_goes_on_elsewhere_when_its_grammar_takes_one_server_too_long(boxes: Any, llama_dir: Path) -> None:
+    whole, failed = SessionSampler.edits, list[int]()
+
+    async def edits(sampler: SessionSampler, index: int) -> LogitEdits:
+        if index == 5 and not failed:
+            failed.append(index)
+            raise ConfigError("the grammar takes too much time or memory")
+        return await whole(sampler, index)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6), (3, 6)]) as box:
+            expected = await box.tokens(grammar=WORDS, temperature=1.0, seed=2)
+            with patch.object(SessionSampler, "edits", edits):
+                assert await box.tokens(grammar=WORDS, temperature=1.0, seed=2) == expected
+            assert failed
 
     virtual_time.run(scenario())
 

@@ -192,7 +192,7 @@ class Engine:
         now_s = asyncio.get_running_loop().time()
         self._shares.check(client, num_pages, self._sequences, now_s=now_s)
         page_table, retry_after_s = self._reserve(num_pages, names), RETRY_AFTER_S
-        if page_table is None and self._evict(client, num_pages, now_s):
+        if page_table is None and self._evict(client, num_pages, now_s, num_more=1):
             page_table, retry_after_s = self._reserve(num_pages, names), PASS_S
         if page_table is None:
             raise self._shares.refused(
@@ -219,15 +219,17 @@ class Engine:
             return None
         return self.pages.reserve(num_pages, names.wanted)
 
-    def _evict(self, client: str, num_pages: int, now_s: float) -> bool:
-        """End sequences of other peers, and return whether there is then room for the client; end none if that is not
-        enough. A pass may still use their pages, or those of sequences that ended before: these are free once it has
-        ended."""
+    def _evict(self, client: str, num_pages: int, now_s: float, *, num_more: int = 0) -> bool:
+        """End sequences of other peers, and return whether there is then room for `num_pages` and `num_more` sequences
+        of the client; end none if that is not enough.
+
+        A pass may still use their pages, or those of sequences that ended before: these are free once it has ended.
+        """
         ending = (sequence for sequence in self._running if sequence.end_error is not None)
         num_free = self.pages.num_free + sum(self.pages.num_freed_by(sequence.page_table) for sequence in ending)
         chosen = list[EngineSequence]()
         evictable = self._shares.evictable(client, num_pages, self._sequences, now_s=now_s)
-        while num_free < num_pages or len(self._sequences) - len(chosen) >= self._shares.max_sequences:
+        while num_free < num_pages or len(self._sequences) - len(chosen) + num_more > self._shares.max_sequences:
             if (sequence := next(evictable, None)) is None:
                 return False
             chosen.append(sequence)

@@ -217,6 +217,29 @@ def test_engine_ends_no_second_sequence_while_the_pages_of_the_first_are_in_a_pa
     with_engine(work, compute_s=PASS_S / 2)
 
 
+def test_sequence_waits_for_the_pages_of_a_closed_one_and_no_other_is_ended_for_it() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        closed, idle = open_pages(engine, "a", 20), open_pages(engine, "a", 10)
+        grown = engine.open(client="b", start=0, end=4, max_tokens=8 * PAGE_TOKENS, grow_to=20 * PAGE_TOKENS)
+        await grown.step(ids(*[1] * 8 * PAGE_TOKENS), Want.NOTHING)
+        await asyncio.sleep(70)
+        step = asyncio.create_task(closed.step(ids(1), Want.NOTHING))
+        await asyncio.sleep(PASS_S / 10)
+        closed.close()
+        last = open_pages(engine, "c", 2)
+        with pytest.raises(PeerRefused) as refused:
+            await grown.step(ids(1), Want.NOTHING)
+        assert refused.value.retry_after_s == PASS_S
+        assert idle.end_error is None
+        await asyncio.gather(step, return_exceptions=True)
+        await asyncio.sleep(PASS_S)
+        await grown.step(ids(1), Want.NOTHING)
+        for sequence in (idle, grown, last):
+            sequence.close()
+
+    with_engine(work, compute_s=PASS_S / 2, max_sessions=3)
+
+
 def test_sequence_grows_while_pages_are_free_and_no_further_than_it_asked() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequence = engine.open(client="a", start=0, end=4, max_tokens=PAGE_TOKENS, grow_to=4 * PAGE_TOKENS)

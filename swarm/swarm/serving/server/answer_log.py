@@ -11,8 +11,15 @@ from collections.abc import Sequence
 
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import Rows
-from swarm_protocol.served_evidence_messages import AnswerCommitment, PositionDigests
+from swarm_protocol.served_evidence_messages import (
+    COMMITMENT_LIFETIME_S,
+    COMMITMENT_PURPOSE,
+    AnswerCommitment,
+    PositionDigests,
+)
+from swarm_protocol.session_frames import Commitment
 
+from swarm.network.interface import Network
 from swarm.serving.engine.page_allocator import PageInputs
 
 
@@ -50,6 +57,22 @@ class AnswerLog:
 
     def gave(self, position: int, rows: Rows) -> None:
         self.outputs.add_rows(position, rows.payload, rows.row_bytes)
+
+    def signed(
+        self,
+        network: Network,
+        client: str,
+        sequence_id: bytes,
+        *,
+        model: str,
+        revision: str,
+        blocks: tuple[int, int],
+        until: int,
+    ) -> Commitment:
+        """Return the signed commitment to the positions before `until`."""
+        stated = self.commitment(client, sequence_id, model=model, revision=revision, blocks=blocks, until=until)
+        signed = network.sign(COMMITMENT_PURPOSE, model, stated.to_bytes(), lifetime_s=COMMITMENT_LIFETIME_S)
+        return Commitment(sequence_id=sequence_id, signed=signed)
 
     def commitment(
         self, client: str, sequence_id: bytes, *, model: str, revision: str, blocks: tuple[int, int], until: int

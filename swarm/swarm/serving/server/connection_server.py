@@ -23,6 +23,7 @@ from swarm_protocol.session_frames import (
     AllowHandover,
     AnswerTokens,
     CloseSequence,
+    Commitment,
     Frame,
     LinkUpdate,
     OpenSequence,
@@ -34,6 +35,7 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.newest_items import NewestItems
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.server.deployment import Deployment, ServerOptions
 from swarm.serving.server.push_connections import PushConnections
@@ -58,6 +60,11 @@ IDLE_CONNECTION_S = 120.0
 """Seconds after which a silent connection without a session is ended."""
 
 RETRY_AFTER_S = 10.0
+
+SIGN_S = 10.0
+"""Seconds for which the server signs an answer whose session it has ended: its client may be closing it already."""
+
+MAX_ENDED = 64
 
 SWEEP_S = 1.0
 
@@ -111,6 +118,7 @@ class ConnectionServer:
         self._grammars = grammars
         self._on_changed = on_changed
         self._states: set[_ConnectionState] = set()
+        self._ended = NewestItems[tuple[str, bytes], tuple[float, Callable[..., Commitment]]](MAX_ENDED)
 
     @property
     def num_connections(self) -> int:
@@ -208,10 +216,18 @@ class ConnectionServer:
                 session = self.sessions.get((connection.peer_id, frame.sequence_id))
                 if session is not None:
                     _deliver(session, frame)
+                elif isinstance(frame, CloseSequence):
+                    self._sign_ended(frame, connection)
                 elif isinstance(frame, StepRequest):
                     connection.send(SequenceEnded(sequence_id=frame.sequence_id, failure=encode_failure(_no_session())))
             case _:
                 raise PeerViolation(f"a server takes no {type(frame).__name__}", peer_id=connection.peer_id)
+
+    def _sign_ended(self, close: CloseSequence, connection: MultiplexedConnection) -> None:
+        """Sign an answer whose session the server has ended just before the client closed it."""
+        _, signed = self._ended.pop((connection.peer_id, close.sequence_id), (0.0, None))
+        if signed is not None and close.commit_to:
+            connection.send(signed(until=close.commit_to))
 
     def _open(self, wanted: OpenSequence, state: _ConnectionState) -> None:
         connection = state.connection
@@ -257,7 +273,10 @@ class ConnectionServer:
             raise
 
         def closed() -> None:
-            del self.sessions[connection.peer_id, wanted.sequence_id]
+            key = connection.peer_id, wanted.sequence_id
+            session = self.sessions.pop(key)
+            if session.was_ended:
+                self._ended[key] = asyncio.get_running_loop().time(), session.signed
             self._on_changed()
 
         return ServerSession(connection, wanted, sequence, deployed, self._services, sampler=sampler, on_closed=closed)
@@ -312,6 +331,8 @@ class ConnectionServer:
         for state in self._unused():
             if now_s - state.last_s >= IDLE_CONNECTION_S:
                 state.connection.end()
+        for key in [key for key, (ended_s, _) in self._ended.items() if now_s - ended_s >= SIGN_S]:
+            del self._ended[key]
 
 
 def _must_prepare(wanted: OpenSequence) -> bool:

@@ -20,16 +20,15 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from swarm_protocol import limits, session_frames
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.rows import Rows
-from swarm_protocol.served_evidence_messages import COMMITMENT_LIFETIME_S, COMMITMENT_PURPOSE
 from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import (
     AnswerTokens,
-    Commitment,
     LinkAck,
     LinkUpdate,
     OpenSequence,
@@ -106,12 +105,22 @@ class ServerSession:
         self.connection = connection
         self.sampler = sampler
         self.previous = opened.previous
-        self.is_closed = False
+        self.is_closed = self.was_ended = False
         self._codec = opened.codec
         self._deployed = deployed
         self._services = services
         self._log = AnswerLog(sequence.shared_inputs)
         sequence.inputs_of = self._log.page
+        # without the session: the server may have ended it when its client asks
+        self.signed = partial(
+            self._log.signed,
+            services.network,
+            self.client,
+            self.sequence_id,
+            model=services.model,
+            revision=deployed.loaded.revision,
+            blocks=sequence.blocks,
+        )
         self._inbox = SessionInbox(
             self.client,
             sequence,
@@ -256,21 +265,9 @@ class ServerSession:
             self._log.gave(step.position + step.num_rows - rows.num_rows, rows)
 
     def sign_answer(self, until: int) -> None:
-        """Send waiting results, sign the session's inputs and outputs before position `until`, and send the commitment
-        to the client."""
+        """Send waiting results, and then the commitment to the session's inputs and outputs before position `until`."""
         self._results.flush()
-        commitment = self._log.commitment(
-            self.client,
-            self.sequence_id,
-            model=self._services.model,
-            revision=self._deployed.loaded.revision,
-            blocks=self.sequence.blocks,
-            until=until,
-        )
-        signed = self._services.network.sign(
-            COMMITMENT_PURPOSE, self._services.model, commitment.to_bytes(), lifetime_s=COMMITMENT_LIFETIME_S
-        )
-        self.connection.send(Commitment(sequence_id=self.sequence_id, signed=signed))
+        self.connection.send(self.signed(until=until))
 
     async def _compute(self, step: CheckedStep) -> StepOutput:
         """Wait for room to send the result, then run the step. Raises SwarmError."""
@@ -309,9 +306,11 @@ class ServerSession:
         self._results.flush()
 
     def end(self, error: BaseException) -> None:
-        """Send the error to the client, and close the session. A second call does nothing."""
+        """Send waiting results and the error to the client, and close the session. A second call does nothing."""
         if self.is_closed:
             return
+        self.was_ended = True
+        self._results.flush()
         if self.connection.error is None:
             self.connection.send(SequenceEnded(sequence_id=self.sequence_id, failure=encode_failure(error)))
         self.close()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.session_frames import Commitment, SequenceEnded, StepResult
+from swarm_protocol.session_frames import Commitment, StepResult
 
 from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
 from swarm.serving.session.connection_pool import ConnectionLost
@@ -73,7 +73,7 @@ class LastFrames:
 
         def take(message: Frame | ConnectionLost) -> None:
             nonlocal timer
-            # other frames, such as news about neighbours or a server that leaves, do not concern the commitment
+            # other frames do not concern the commitment: a server that has just ended the sequence signs all the same
             match message:
                 case StepResult():
                     if self._add(message):
@@ -81,8 +81,8 @@ class LastFrames:
                         timer = wait()
                 case Commitment(signed=signed):
                     end(signed)
-                case SequenceEnded() | ConnectionLost():
-                    end(b"", was_cut_off=isinstance(message, ConnectionLost))
+                case ConnectionLost():
+                    end(b"", was_cut_off=True)
 
         connection.attach(sequence_id, take)
 

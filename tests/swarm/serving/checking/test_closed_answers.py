@@ -27,7 +27,7 @@ from swarm.serving.session.trace import HopTrace, Trace
 from swarm.testing import virtual_time
 from swarm.trust.reputation import Reputation
 from swarm_protocol.envelope import seal_now
-from swarm_protocol.errors import PeerUnreachable
+from swarm_protocol.errors import PeerRefused, PeerUnreachable
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import manifest_revision
@@ -137,6 +137,7 @@ def test_closed_answer_keeps_bounded_memory_when_a_server_sends_rows_without_end
     [
         ServerLeaving(within_s=1.0),
         LinkAck(sequence_id=ID, num_links=1, position=8),
+        SequenceEnded(sequence_id=ID, failure=encode_failure(PeerRefused("the server is leaving"))),
         StepResult(sequence_id=ID, position=8),
     ],
 )

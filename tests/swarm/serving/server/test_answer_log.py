@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -10,10 +11,12 @@ from support.arithmetic_span import NUM_BLOCKS, REVISION, prompt_of
 from support.served_chain import COLUMNS, Talk, World, hidden_rows, token_rows, with_servers
 from swarm.serving.checking.span_commitment import signed_by
 from swarm.serving.model.kv_pool import PAGE_TOKENS
+from swarm.serving.server.connection_server import SIGN_S, SWEEP_S
 from swarm.serving.wire.page_keys import page_keys
+from swarm_protocol.errors import PeerRefused
 from swarm_protocol.rows import Rows
 from swarm_protocol.served_evidence_messages import AnswerCommitment, PositionDigests
-from swarm_protocol.session_frames import CloseSequence, Commitment
+from swarm_protocol.session_frames import CloseSequence, Commitment, SequenceEnded
 
 TRUE, FALSE = prompt_of(PAGE_TOKENS), prompt_of(PAGE_TOKENS)[::-1]
 KEYS = [bytes([number]) * 16 for number in range(1, 6)]
@@ -53,6 +56,28 @@ def test_server_signs_the_inputs_of_its_cache_when_a_client_sends_others_under_t
         stated = await signed(world, talk, 3)
         assert (stated.inputs_from, stated.inputs_to) == (0, PAGE_TOKENS + 1)
         assert stated.inputs_digest == digest([token_rows(*TRUE, 7)])
+
+    with_servers(work)
+
+
+def test_server_signs_an_answer_for_some_seconds_after_it_has_ended_the_session() -> None:
+    """Its end and the client's close may cross."""
+
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        for number in (1, 2):
+            await talk.open(number)
+            await talk.step(token_rows(*TRUE), 0, number)
+        for session in list(world.servers[0].connections.sessions.values()):
+            session.end(PeerRefused("the server is leaving"))
+            await talk.next(SequenceEnded)
+        stated = await signed(world, talk, 1)
+        assert (stated.inputs_to, stated.inputs_digest) == (PAGE_TOKENS, digest([token_rows(*TRUE)]))
+        await asyncio.sleep(SIGN_S + SWEEP_S)
+        for number in (1, 2):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await signed(world, talk, number)
 
     with_servers(work)
 

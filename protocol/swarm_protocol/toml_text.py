@@ -80,5 +80,11 @@ def toml_value(value: object) -> str:
 
 
 def _text(text: str) -> str:
-    # a JSON string is a TOML string, except that TOML requires DEL to be escaped
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+    # a JSON string is a TOML string, but invisible characters are escaped, too: DEL by TOML's rule, and those that a
+    # terminal obeys, since messages repeat what a stranger's file has
+    return "".join(each if each.isprintable() else _escaped(each) for each in json.dumps(text, ensure_ascii=False))
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 2**16 else f"\\U{code:08x}"

@@ -434,6 +434,15 @@ def test_sign_file_names_each_impossible_value(tmp_path: Path) -> None:
     assert [problem.split(" = ")[0] for problem in caught.value.problems] == ["outer_steps", "codec", "inner.beta1"]
 
 
+def test_wrong_values_of_a_strangers_file_have_no_terminal_codes(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('name = "\\u001b[31m \\u009b31m \\u202e \\U000e0041"\n')
+    with pytest.raises(ConfigError) as error:
+        inspect_run(path)
+    assert '"\\u001b[31m \\u009b31m \\u202e \\U000e0041"' in error.value.message
+    assert error.value.message.isprintable()
+
+
 def test_new_run_file_does_not_overwrite_a_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("mine")

@@ -26,7 +26,7 @@ from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_model, layout_of, transformers_config, weights_digest
-from swarm.training.run.run_tables import StartConfig
+from swarm.training.run.run_tables import StartConfig, has_no_effect
 from swarm.training.state.replica_state import genesis_digest
 
 _KINDS = frozenset({"F32", "F16", "BF16"})
@@ -214,7 +214,7 @@ def differing_settings(run: RunConfig, config: Any) -> list[str]:
     mine, theirs = transformers_config(run.model).to_dict(), config.to_dict()
     if mine["model_type"] != theirs["model_type"]:
         return ["model_type"]
-    names = (mine.keys() | theirs.keys()) - _WITHOUT_EFFECT
+    names = {name for name in mine.keys() | theirs.keys() if not has_no_effect(name)} - _WITHOUT_EFFECT
     return sorted(name for name in names if mine.get(name) != theirs.get(name))
 
 
@@ -222,7 +222,7 @@ def model_settings(config: Any) -> dict[str, Any]:
     """Return the keys of [model] that describe `config`, a checkpoint's: those that differ from its family's
     defaults."""
     settings = {"model_type": config.model_type, **_without_none(config.to_diff_dict())}
-    return {key: value for key, value in settings.items() if key not in _OF_THE_FILE}
+    return {key: value for key, value in settings.items() if key not in _OF_THE_FILE and not has_no_effect(key)}
 
 
 def _without_none(value: dict[str, Any]) -> dict[str, Any]:

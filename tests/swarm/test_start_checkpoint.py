@@ -172,6 +172,15 @@ def test_pin_of_a_model_that_computes_something_else_names_the_settings(tmp_path
     assert pin_of(run, copy_at(checkpoint, tmp_path)).differing == ("rms_norm_eps",)
 
 
+def test_dropout_of_a_checkpoint_is_no_setting_of_a_run_that_starts_from_it(tmp_path: Path) -> None:
+    config = FAMILIES["llama"]()
+    config.update({"attention_dropout": 0.1})
+    directory = write_model(tmp_path / "checkpoint", config)
+    run = run_of(directory)
+    assert "attention_dropout" not in run.model
+    assert pin_of(run, copy_at(directory, tmp_path)).differing == ()
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [

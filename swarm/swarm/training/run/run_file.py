@@ -29,6 +29,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.toml_text import parse_toml, toml_value
 
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import has_no_effect
 from swarm.training.run.signed_run import (
     ABOUT,
     MAX_RUN_FILE_BYTES,
@@ -273,6 +274,13 @@ def _check_effect(config: RunConfig) -> None:
             "discount_low_scores = true does nothing with held_out_scores = 0, which measures no scores",
             remedy="use discount_low_scores = false, or held_out_scores = 1 or more",
         )
+    for key, value in config.model.items():
+        if value and has_no_effect(key):
+            raise ConfigError(
+                f"[model] {key} = {toml_value(value)[:80]} does nothing: members train on the plain loss without "
+                "dropout or noise",
+                remedy="leave it out",
+            )
 
 
 def _check_model(config: RunConfig) -> None:

@@ -5,6 +5,7 @@ Values only. Each setting is declared once with its limits and its explanation, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -65,6 +66,15 @@ MODEL_KEYS: Mapping[str, str] = {
     "eos_token_id": "Id of the token at the end of a document.",
 }
 """The explanations of the keys that every kind of model has."""
+
+_UNUSED = re.compile(r"drop|jitter|aux_loss|output_router_logits")
+
+
+def has_no_effect(key: str) -> bool:
+    """Return whether training does not use a key of [model]: dropout and noise, without which a step can be repeated,
+    and the additional loss of routers."""
+    return _UNUSED.search(key) is not None
+
 
 _is_column = matching(r"[\w.-]{1,64}")
 _COLUMN_RULE = "use 1 to 64 letters, digits, '_', '-' and '.'"

@@ -332,6 +332,23 @@ def test_sign_run_refuses_discounts_without_scores_and_load_run_still_reads_a_si
     assert load_checked_run(tmp_path / "old.toml").config == silent
 
 
+@pytest.mark.parametrize(
+    "unused",
+    [{"attention_dropout": 2}, {"model_type": "mixtral", "router_jitter_noise": 0.1}],
+    ids=lambda keys: [*keys][-1],
+)
+def test_sign_run_refuses_a_setting_of_the_model_that_training_ignores(
+    tmp_path: Path, tiny_run: RunConfig, unused: dict[str, Any]
+) -> None:
+    run = replace(tiny_run, model={**tiny_run.model, **unused})
+    name = [*unused][-1]
+    with pytest.raises(ConfigError, match=rf"\[model\] {name} = {unused[name]} does nothing"):
+        sign_run(run, AUTHOR, issued_at=1)
+    sign_run(replace(run, model={**run.model, name: 0.0}), AUTHOR, issued_at=1)
+    (tmp_path / "old.toml").write_text(sign_mapping(run, to_mapping(run), AUTHOR, 1).text)
+    assert load_checked_run(tmp_path / "old.toml").config == run
+
+
 def test_sign_run_refuses_a_model_that_cannot_be_built(tiny_run: RunConfig) -> None:
     with pytest.raises(ConfigError, match="no model_type"):
         sign_run(replace(tiny_run, model={}), AUTHOR, issued_at=1)

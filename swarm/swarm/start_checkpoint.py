@@ -25,7 +25,7 @@ from swarm.serving.model.weights import needed_shards, read_model
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_model import check_model, layout_of, transformers_config, weights_digest
+from swarm.training.run.run_model import check_computes, check_model, layout_of, transformers_config, weights_digest
 from swarm.training.run.run_tables import StartConfig, has_no_effect
 from swarm.training.state.replica_state import genesis_digest
 
@@ -113,6 +113,7 @@ def pin_of(run: RunConfig, source: CheckpointSource) -> CheckpointPin:
     directory = _directory(run, source)
     module = _read(directory)
     layout = fitting_layout(run, module)
+    check_computes(module)
     _, _, commit = open_model(directory).source.rpartition("@")
     if run.start.is_on_hub and not commit:
         raise ConfigError(

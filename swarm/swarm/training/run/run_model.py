@@ -52,6 +52,9 @@ _LEAST = {
     "num_attention_heads": 1,
     "num_key_value_heads": 1,
 }
+_TRIED_TOKENS = 4
+_SAME = 1e-5
+"""Differences of logits that rounding explains, relative to the largest logit."""
 _WRONG_TYPE = re.compile(r"Field '(?P<key>\w+)' expected (?P<type>int|float|str|bool), got")
 _TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
 _REFUSED_KEYS = frozenset({"auto_map", "quantization_config", "transformers_version", "architectures", "dtype"})
@@ -173,10 +176,33 @@ def layout_of(run: RunConfig) -> Layout:
 
 
 def build_model(model: Mapping[str, Any]) -> nn.Module:
-    """Return a transformers causal language model in fp32 on the CPU, whose weights the caller replaces. See
-    `check_model`."""
-    built: nn.Module = _from_config(transformers_config(model)).float()
+    """Return a transformers causal language model in fp32 on the CPU, in evaluation mode, whose weights the caller
+    replaces. See `check_model`."""
+    built: nn.Module = _from_config(transformers_config(model)).float().eval()
     return built
+
+
+def check_computes(model: nn.Module) -> None:
+    """Raises ConfigError unless `model`, a language model in evaluation mode, gives finite numbers for a few tokens,
+    and none that depend on later tokens. transformers also builds models for which neither holds: encoders see the
+    tokens that they are to predict unless their config has `is_decoder`."""
+    config: Any = model.config
+    num_tokens = min(_TRIED_TOKENS, config.max_position_embeddings)
+    x_BT = torch.arange(1, num_tokens + 1).repeat(2, 1) + BYTE_VOCABULARY // 2
+    x_BT[1, -1] += 1
+    try:
+        with torch.no_grad():
+            logits_BTV = model(input_ids=x_BT, use_cache=False).logits
+    except Exception as error:  # whatever an architecture raises when its settings do not fit together
+        raise ConfigError(f"[model] cannot be run: {_last_line(error)}", remedy="correct its settings") from error
+    largest = logits_BTV.abs().amax()
+    if not largest.isfinite():
+        raise ConfigError("[model] gives numbers that are not finite", remedy="correct its settings")
+    if (logits_BTV[0, :-1] - logits_BTV[1, :-1]).abs().gt(_SAME * largest).any():
+        raise ConfigError(
+            f"[model] {config.model_type} sees the tokens that it is to predict",
+            remedy="set is_decoder = true if the family has it, or use a decoder-only model",
+        )
 
 
 def initial_theta(run: RunConfig) -> Tensor:
@@ -186,9 +212,10 @@ def initial_theta(run: RunConfig) -> Tensor:
     Matrices are noise with the standard deviation of the model's config: sums of four uniform numbers. Normal numbers
     would need logarithms and cosines, whose last bits differ between CPUs. Vectors of ones or zeros stay as the
     architecture makes them; vectors that it draws at random (gates of Qwen3-Next, sinks of GPT-OSS) become such noise
-    too.
+    too. Raises ConfigError as `check_computes`.
     """
     model = build_model(run.model)
+    check_computes(model)
     std = float(getattr(transformers_config(run.model), "initializer_range", 0.02))
     pieces = {}
     # sorted by name, so that the noise does not depend on the fragments

@@ -89,6 +89,41 @@ def test_check_model_refuses_more_fragments_than_layers(tiny_run: RunConfig) -> 
         check_model(replace(tiny_run, fragments=3))
 
 
+BERT = {
+    "model_type": "bert",
+    "vocab_size": 256,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+
+
+def test_initial_theta_of_an_encoder_is_refused_unless_it_is_a_decoder(tiny_run: RunConfig) -> None:
+    run = replace(tiny_run, model=BERT)
+    check_model(run)
+    with pytest.raises(ConfigError, match="bert sees the tokens that it is to predict: set is_decoder = true"):
+        initial_theta(run)
+    decoder = replace(run, model={**BERT, "is_decoder": True})
+    assert len(initial_theta(decoder)) == check_model(run)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rms_norm_eps": -1.0}, "gives numbers that are not finite"),
+        ({"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3}, "cannot be run: selected index"),
+    ],
+)
+def test_initial_theta_of_a_model_that_cannot_be_trained_is_refused(
+    tiny_run: RunConfig, keys: dict[str, Any], message: str
+) -> None:
+    run = _changed(tiny_run, **keys)
+    check_model(run)
+    with pytest.raises(ConfigError, match=rf"^\[model\] {message}"):
+        initial_theta(run)
+
+
 def test_initial_theta_has_the_same_weights_for_any_number_of_fragments(tiny_run: RunConfig) -> None:
     model = build_model(tiny_run.model)
     one = Layout.of(model).unflatten(initial_theta(tiny_run))
@@ -144,7 +179,7 @@ def test_initial_theta_of_other_architectures_predicts_nearly_uniformly(model: d
 
 def test_initial_theta_has_the_same_bits_when_the_architecture_draws_vectors_itself(tiny_run: RunConfig) -> None:
     """GPT-OSS draws its attention sinks from torch's global generator."""
-    sinks = {"model_type": "gpt_oss", "num_local_experts": 2, "head_dim": 8}
+    sinks = {"model_type": "gpt_oss", "num_local_experts": 2, "num_experts_per_tok": 2, "head_dim": 8}
     shape = {key: value for key, value in tiny_run.model.items() if key != "model_type"}
     run = replace(tiny_run, model={**shape, **sinks})
     assert torch.equal(initial_theta(run), initial_theta(run))

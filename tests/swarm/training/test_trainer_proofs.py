@@ -24,7 +24,9 @@ from support.training_swarm import (
     config,
     identity_of,
 )
+from swarm.network import framing
 from swarm.network.interface import Stream
+from swarm.network.memory import memory_stream
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.allreduce import leaf_checks
@@ -225,9 +227,9 @@ def test_owner_that_signs_a_lie_and_shows_no_leaf_is_convicted_by_its_backups_sl
             await self._streams.send(stream, nothing.to_bytes())
         return None
 
-    async def audit_others(self: Auditing, parts: Any) -> None:
+    async def audit_others(self: Auditing, parts: Any, within_s: float) -> None:
         if self._streams.me not in liars:  # a liar's own reduction would find all others wrong
-            await audit(self, parts)
+            await audit(self, parts, within_s)
 
     monkeypatch.setattr(Auditing, "answer", answer_first_only)
     monkeypatch.setattr(Auditing, "audit", audit_others)
@@ -514,9 +516,9 @@ def test_owner_that_answers_no_audit_gets_no_vote_and_is_left_out(ends_it: bool)
     virtual_time.run(main())
 
 
-async def finished_beside(liar: str, num_values: int = NUM_VALUES) -> list[Member]:
+async def finished_beside(liar: str, *, num_values: int = NUM_VALUES, latency_s: float = 0.005) -> list[Member]:
     """Return three members that have made all steps beside a member of this name, and convicted nobody."""
-    async with Swarm(config(min_group=3, outer_steps=NUM_STEPS)) as swarm:
+    async with Swarm(config(min_group=3, outer_steps=NUM_STEPS), link=LinkModel(latency_s=latency_s)) as swarm:
         names = ("m0", "m1", "m2")
         for name in (*names, liar):
             await swarm.join(name, inner=SyntheticInner(num_values=num_values))
@@ -559,6 +561,60 @@ def test_owner_that_is_there_and_withholds_its_work_is_left_out(
         members = await finished_beside("liar")
         assert 1 <= num_aborted(members) <= NUM_STEPS
         assert not any(me in event.group for member in members for event in member.of(OuterStep))
+
+    virtual_time.run(main())
+
+
+def test_owner_that_gives_its_result_to_one_member_costs_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others take the parts from that member when the time for results is over, and have time to audit them."""
+    deliver, me, favourite = PartOwner._deliver, identity_of("liar").peer_id, identity_of("m0").peer_id
+
+    async def deliver_to_one(self: PartOwner, peer: str) -> None:
+        if self._streams.me == me and peer != favourite:
+            await asyncio.get_running_loop().create_future()
+        await deliver(self, peer)
+
+    async def keep_nothing(_self: PartOwner) -> None:
+        pass
+
+    monkeypatch.setattr(PartOwner, "_deliver", deliver_to_one)
+    monkeypatch.setattr(PartOwner, "_leave_with_backup", keep_nothing)
+
+    async def main() -> None:
+        members = await finished_beside("liar", latency_s=0.2)
+        assert num_aborted(members) == 0
+        assert all(me in event.group for event in members[0].of(OuterStep))
+
+    virtual_time.run(main())
+
+
+def test_member_that_takes_no_result_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Owners would wait for room in its streams, and vote only once all members have their results."""
+    take, send, fail = PartStreams.take_result, PartStreams.send_slices, Butterfly.fail
+    me, waited = identity_of("liar").peer_id, list[str]()
+
+    async def take_nothing(self: PartStreams, stream: Stream, part: PartResult, peer: str, first: int = 0) -> None:
+        if self.me == me:
+            waited.append(peer)
+            await asyncio.get_running_loop().create_future()
+        await take(self, stream, part, peer, first)
+
+    async def send_at_once(self: PartStreams, *arguments: Any, ahead: int | None = None, phase: str = "") -> None:
+        await send(self, *arguments, ahead=None if self.me == me else ahead, phase=phase)
+
+    async def stay(self: Butterfly, error: SwarmError) -> None:
+        await (asyncio.get_running_loop().create_future() if self.streams.me == me else fail(self, error))
+
+    monkeypatch.setattr(PartStreams, "take_result", take_nothing)
+    monkeypatch.setattr(PartStreams, "send_slices", send_at_once)
+    monkeypatch.setattr(Butterfly, "fail", stay)
+    monkeypatch.setattr(framing, "WINDOW_BYTES", 1 << 18)
+    monkeypatch.setattr(memory_stream, "_GRANT_BYTES", 1 << 16)
+
+    async def main() -> None:
+        members = await finished_beside("liar", num_values=1_600_000)
+        assert waited
+        assert num_aborted(members) <= NUM_STEPS
 
     virtual_time.run(main())
 

@@ -41,7 +41,7 @@ from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.committed_slices import MadePart, are_committed, undecodable
 from swarm.training.allreduce.leaf_checks import audit_plan, draw_audited_leaves, hashed_part, part_leaf, reduced_leaves
-from swarm.training.allreduce.part_streams import AUDITS_SHARE, blamed
+from swarm.training.allreduce.part_streams import blamed
 from swarm.training.allreduce.parts import CaughtLying, backup_peer, decoded_frames, part_leaves
 
 _Slices: TypeAlias = dict[int, tuple[AuditedSlice, ...]]
@@ -77,6 +77,7 @@ class Auditing:
         self._read = read
         self._answers: dict[int, tuple[MadePart, bytes]] = {}
         self._answering = defaultdict[int, asyncio.Lock](asyncio.Lock)
+        self._limit_s = 0.0  # for one maker of a part, so that time is left for the other one
         butterfly.answer_audit = self.answer
 
     async def sign_own_part(self) -> None:
@@ -113,8 +114,10 @@ class Auditing:
             for each in await self._streams.off_loop(made.slices_of, leaf):
                 await self._streams.send(stream, each.to_bytes())
 
-    async def audit(self, parts: Sequence[Data]) -> None:
-        """Audit other members' `parts`, which are complete. Raises CaughtLying, PeerViolation, and NotAudited."""
+    async def audit(self, parts: Sequence[Data], within_s: float) -> None:
+        """Audit other members' `parts`, which are complete, in about `within_s`. Raises CaughtLying, PeerViolation, and
+        NotAudited."""
+        self._limit_s = within_s / 2
         plan = audit_plan(self._group, self._streams.me, self._streams.scheme.codec, self._chance)
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(self._audited(part, parts[part], count)) for part, count in plan.items()]
@@ -183,11 +186,6 @@ class Auditing:
         return case, violation or NotAudited(
             f"it does not show how it made its part: {failure}", peer_id=giver or owner
         )
-
-    @property
-    def _limit_s(self) -> float:
-        """The seconds for one maker of a part, so that time is left for the other one."""
-        return self._streams.left_s(AUDITS_SHARE) / 2
 
     async def _audit_at(self, maker: str, case: _PartAudit, num_draws: int) -> None:
         """Have `maker` show how it made a part. Raises PeerViolation and PeerError. Raises CaughtLying against the

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.committed_slices import MadePart
-from swarm.training.allreduce.part_streams import SLICES_SHARE, PartStreams, not_of_others
+from swarm.training.allreduce.part_streams import RESULTS_SHARE, SLICES_SHARE, PartStreams, not_of_others
 from swarm.training.allreduce.parts import (
     PartResult,
     ReductionScheme,
@@ -169,13 +169,14 @@ class PartOwner:
         return data
 
     async def _deliver(self, peer: str) -> None:
-        """Send the result to `peer`. A failure concerns `peer` alone."""
+        """Send the result to `peer`, in the time for results. A failure concerns `peer` alone."""
         try:
-            stream = await self._accepted_from(peer)
-            sending = self._streams.send_result(stream, self._part, phase="round.deliver")
-            await self._streams.while_there(peer, sending)
-            await stream.finish()
-        except SwarmError as error:
+            async with asyncio.timeout(self._streams.left_s(RESULTS_SHARE)):
+                stream = await self._accepted_from(peer)
+                sending = self._streams.send_result(stream, self._part, phase="round.deliver")
+                await self._streams.while_there(peer, sending)
+                await stream.finish()
+        except (SwarmError, TimeoutError) as error:
             logger.info("could not hand a result to %s: %s", short_id(peer), error)
 
     async def _leave_with_backup(self) -> None:

@@ -53,7 +53,7 @@ INBOX_FRAMES = 16
 SOON_S = QUIET_S / 10
 """Seconds for which a frame is awaited before this member checks whether its sender is there."""
 
-SLICES_SHARE, RESULTS_SHARE, AUDITS_SHARE = 0.7, 0.8, 0.95
+SLICES_SHARE, RESULTS_SHARE, AUDITS_SHARE = 0.6, 0.7, 0.95
 """Shares of a reduction's time after which an owner names the member whose slices it lacks, the others name an owner
 whose result they lack, and auditors name a member that does not show how it made a part. An attempt that ends without
 a name ends in the same way the next time."""

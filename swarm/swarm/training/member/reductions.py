@@ -28,6 +28,7 @@ from swarm.threads import in_executor
 from swarm.training.allreduce.audit import Auditing, NotAudited
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.committed_slices import committed_tree
+from swarm.training.allreduce.part_streams import AUDITS_SHARE
 from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, UndecodableSlice, encode_slice
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.evidence.interval_audits import DrawnInterval
@@ -125,7 +126,7 @@ class Reductions:
         context.replica.keep_parts(signed.digest, parts)
         # the reduction is still served: the backup of an owner that fails late may need this member's slices, and
         # others audit it
-        if not await self._is_right(auditing, group.attempt, parts):
+        if not await self._is_right(auditing, group.attempt, parts, butterfly.streams.left_s(AUDITS_SHARE)):
             return
         for peer, kept in butterfly.own.reducer.kept_shares.items():
             how = f"keeps {kept:.0%} of its weight" if kept else "is left out"
@@ -133,16 +134,17 @@ class Reductions:
         await self._propose(group.attempt, signed.digest, group, parts)
 
     async def _is_right(
-        self, auditing: Auditing, attempt: int, parts: Sequence[Data], *, are_given: bool = True
+        self, auditing: Auditing, attempt: int, parts: Sequence[Data], within_s: float, *, are_given: bool = True
     ) -> bool:
-        """Return whether audits find nothing wrong with `parts`. If they do, feed the events that follow. Of parts that
-        their owners have not given to this member, an owner is accused only with evidence: who says that it voted for
-        them can have made them up."""
+        """Return whether audits within about `within_s` find nothing wrong with `parts`. If they do, feed the events
+        that follow. Of parts that their owners have not given to this member, an owner is accused only with evidence:
+        who says that it voted for them can have made them up."""
         try:
             await auditing.sign_own_part()
             if not are_given:
                 await auditing.compare(parts)
-            await (auditing.audit(parts) if are_given else _unblamed(auditing.audit(parts)))
+            audit = auditing.audit(parts, within_s)
+            await (audit if are_given else _unblamed(audit))
         except NotAudited as error:
             self._feed(replace(reduce_failed(attempt, error), unaudited=True))
         except SwarmError as error:
@@ -184,7 +186,8 @@ class Reductions:
             if auditing is None:
                 self._feed(reduce_failed(attempt, RoundError("this member cannot audit parts that it had no share in")))
                 return
-            if not await self._is_right(auditing, attempt, parts, are_given=are_given):
+            # those that voted wait for this member's vote
+            if not await self._is_right(auditing, attempt, parts, signed.group.vote_s / 2, are_given=are_given):
                 return
         await self._propose(attempt, outcome.origin_digest, origin, parts)
 

@@ -133,11 +133,13 @@ class Home:
         return [place for place in places if not os.path.lexists(place)]
 
     def create(self) -> None:
-        """Make the directories, readable only by their owner. Raises ConfigError, and then leaves none of them."""
+        """Make the directories, readable only by their owner. Raises ConfigError, also for a home of another user, and
+        then leaves none of them."""
         missing = self.missing_folders()
         try:
             with explained("use the home directory"):
                 for directory in (self.path, self.cache, self.checkpoints, self.log):
+                    _check_own(directory)
                     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                     _check_writable(directory)
         except (ConfigError, OSError):
@@ -221,6 +223,15 @@ class Home:
         return ConfigError(
             f"a daemon ({who}) is already running in {self.path}",
             remedy=f"choose another --home, or end that daemon: swarm-node stop --home {self.path}",
+        )
+
+
+def _check_own(directory: Path) -> None:
+    """Raise ConfigError if the directory is another user's, who can replace its files by links to this user's own."""
+    if directory.exists() and directory.stat().st_uid not in {0, os.geteuid()}:
+        raise ConfigError(
+            f"the home directory {directory} belongs to another user, who could have this node overwrite your files",
+            remedy="run this command as that user, or choose another directory with --home",
         )
 
 

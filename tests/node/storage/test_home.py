@@ -45,6 +45,19 @@ def test_create_in_an_unwritable_place_says_what_to_do(place: str) -> None:
     assert "--home" in error.value.remedy
 
 
+@pytest.mark.parametrize("inner", ["", "log"])
+def test_home_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str) -> None:
+    """That user could have put a link to any file of this one in the place of daemon.lock, and it was overwritten."""
+    home = made(tmp_path / "home")
+    if os.geteuid() == 0:
+        os.chown(home.path / inner, 12345, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConfigError, match=r"belongs to another user") as error:
+        home.create()
+    assert "--home" in error.value.remedy
+
+
 def test_create_on_a_full_disk_says_so_and_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*, dir: Path) -> None:  # noqa: A002 the library's name
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), dir / "probe")

@@ -22,6 +22,7 @@ from swarm_protocol.member_messages import ChunkRequest, ManifestRequest, PartRe
 from swarm_protocol.training_messages import Group
 
 from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
 from swarm.training.allreduce.parts import part_bytes
 from swarm.training.run.methods import Methods
@@ -100,6 +101,8 @@ class Fetcher:
         self._methods = methods
         self._executor = executor
         self._store = store
+        # holders that were asked for a part last and did not send it
+        self._owing = NewestItems[str, None](limits.MAX_GROUP_MEMBERS)
 
     async def state(self, digest: bytes, donors: Sequence[str], own: Sequence[ReplicaState]) -> FetchedState:
         """Fetch the state named `digest`. Chunks that a state in `own` has are not fetched. `own` is not empty.
@@ -181,22 +184,27 @@ class Fetcher:
     async def _part(self, outcome: Outcome, index: int, holders: Sequence[str], size: int) -> bytes | None:
         request = PartRequest(origin_digest=outcome.origin_digest, index=index).to_bytes()
         for holder in self._in_turn(holders, index):
+            data = b""
             try:
                 data = await self._receive(holder, request, size)
             except SwarmError as error:
                 logger.warning("could not get part %d from %s: %s", index, short_id(holder), error)
                 continue
+            finally:
+                if len(data) < size:  # also if the attempt that needs the part has ended
+                    self._owing[holder] = None
             if await in_executor(self._executor, _digest, data) == outcome.part_digests[index]:
+                self._owing.pop(holder, None)
                 return data
             logger.warning("%s sent a part that does not match its digest", short_id(holder))
         return None
 
     def _in_turn(self, holders: Sequence[str], index: int) -> list[str]:
-        """Return the holders in the order to ask for part `index`: another first holder for each part, and much slower
-        holders last."""
+        """Return the holders in the order to ask for part `index`: another first holder for each part. Much slower
+        holders, and those that owe this member a part, come last."""
         rates = self._network.links.rates_from(holders)
         enough = max(rates.values(), default=0.0) / MUCH_SLOWER
-        usual = [holder for holder in holders if rates.get(holder, enough) >= enough]
+        usual = [each for each in holders if rates.get(each, enough) >= enough and each not in self._owing]
         first = index % max(len(usual), 1)
         return [*usual[first:], *usual[:first], *(holder for holder in holders if holder not in usual)]
 

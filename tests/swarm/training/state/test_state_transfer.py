@@ -234,6 +234,25 @@ def test_parts_are_fetched_in_time_from_the_next_holder_when_one_trickles() -> N
     virtual_time.run(main())
 
 
+def test_holder_that_sent_no_part_before_the_attempt_ended_is_asked_last_in_the_next_one() -> None:
+    """A liar could otherwise make each attempt end in the same way, in which a member needs the parts in seconds."""
+
+    async def main() -> None:
+        world = World(3)
+        group, replica, parts, outcome = await proposed(world)
+        await world.donors[0].serve_stream(METHODS.part, trickled_part)
+        for network in world.donors[1:]:
+            await network.serve_stream(METHODS.part, Donor(replica).part)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(9.0):
+                await world.fetcher.parts(group, outcome, world.peers, CODEC)
+        async with asyncio.timeout(1.0):
+            assert await world.fetcher.parts(group, outcome, world.peers, CODEC) == parts
+        await world.close()
+
+    virtual_time.run(main())
+
+
 def test_fetch_of_a_state_is_given_up_in_time_when_donors_trickle() -> None:
     async def main() -> None:
         world = World(1)

@@ -47,6 +47,10 @@ leave."""
 MIN_BLOCK_MS = 0.01
 """Minimum time of a block. A lower claim of a peer is raised to it."""
 
+SESSION_SHARE = 0.25
+"""Share of a pass that each other session adds to it: a server decodes all of them as one batch. Batches of 16 on CPUs
+show half as much (`docs/explanation/measurements.md`), and prompts come between."""
+
 ANSWER_TOKENS = 256
 """Tokens of a usual answer, over which the time of its prompt is spread. Shorter ones have room for fewer."""
 
@@ -138,9 +142,8 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context
         serving = [(peer_id, record) for peer_id, record in servers.items() if record.state == "serving"]
         unserved = runs(np.logical_not(_covers(serving, start, end).any(axis=0)), start)
         raise _no_chain(serving, missing, unserved, context)
-    load_P = _load(usable, context)
-    block_P = load_P * [max(record.decode_ms_per_block, MIN_BLOCK_MS) for _, record in usable]
-    prompt_P = load_P * [_prompt_ms(peer_id, record, context) for peer_id, record in usable]
+    block_P = _load(usable, context, SESSION_SHARE) * [max(r.decode_ms_per_block, MIN_BLOCK_MS) for _, r in usable]
+    prompt_P = _load(usable, context, 1.0) * [_prompt_ms(peer_id, record, context) for peer_id, record in usable]
     kept_P = shortlist(covers_PB, _by_merit(usable, block_P + prompt_P, covers_PB, context), MAX_CANDIDATES)
     usable, prompt_P = [usable[p] for p in kept_P], prompt_P[kept_P]
     costs = _costs(servers, usable, block_P[kept_P] + prompt_P, context)
@@ -200,13 +203,14 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
     return (start_P[:, None] <= block_B) & (block_B < end_P[:, None])
 
 
-def _load(usable: Usable, context: RoutingContext) -> Floats:
-    """Return the factor by which the load of other sessions and of this one slows each server down [P]."""
+def _load(usable: Usable, context: RoutingContext, share: float) -> Floats:
+    """Return the factor by which the load of other sessions, of which each counts as `share`, and of this one slows
+    each server down [P]."""
     load, max_tokens, factors = context.load, context.max_tokens, context.cost_factors
     return np.array(
         [
             factors.get(peer_id, 1.0)
-            * (1 + max(record.queue_depth, load.get(peer_id, 0)) + max_tokens / max(1, record.free_kv_tokens))
+            * (1 + share * max(record.queue_depth, load.get(peer_id, 0)) + max_tokens / max(1, record.free_kv_tokens))
             for peer_id, record in usable
         ],
         dtype=np.float64,

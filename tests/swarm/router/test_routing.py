@@ -14,6 +14,7 @@ from swarm.router.routing import (
     MAX_CANDIDATES,
     MIN_BLOCK_MS,
     RELAY_MS,
+    SESSION_SHARE,
     NoChain,
     NoRoom,
     RoutingContext,
@@ -81,9 +82,9 @@ def test_chain_prefers_a_server_that_has_the_prompt_until_it_is_too_busy() -> No
     servers = {"a": record(0, 8), "b": record(0, 8), "c": record(0, 8)}
     known = {"num_prompt_tokens": 1024, "cached_tokens": {"b": 1008}, "max_tokens": 1536}
     assert {spans(servers, salt=str(salt), **known)[0][0] for salt in range(8)} == {"b"}
-    # with the prompt, others take 5 ms a token and block, and b takes little over 1 ms for each of its sessions
-    assert spans(servers, load={"b": 3}, **known)[0][0] == "b"
-    assert spans(servers, load={"b": 4}, **known)[0][0] != "b"
+    # with the prompt, others take 5 ms a token and block, and b over 1 ms and a quarter more for each of its sessions
+    assert spans(servers, load={"b": 12}, **known)[0][0] == "b"
+    assert spans(servers, load={"b": 13}, **known)[0][0] != "b"
     # an answer of at most 32 tokens takes less time than its prompt
     assert spans(servers, load={"b": 8}, **{**known, "max_tokens": 1056})[0][0] == "b"
 
@@ -162,6 +163,10 @@ def test_chain_is_cheap_when_there_are_more_servers_than_it_compares() -> None:
 
 def test_chain_avoids_a_server_with_a_queue() -> None:
     assert spans({"a": record(0, 8, queue_depth=3), "b": record(0, 8, queue_depth=1)})[0][0] == "b"
+    # sessions are decoded as one batch, so a busy server may still be the faster one
+    slower = record(0, 8, decode_ms_per_block=2.5)
+    assert spans({"a": record(0, 8, queue_depth=5), "b": slower})[0][0] == "a"
+    assert spans({"a": record(0, 8, queue_depth=7), "b": slower})[0][0] == "b"
 
 
 def test_chain_counts_own_unannounced_sessions_as_load() -> None:
@@ -302,7 +307,7 @@ def cheapest(servers: dict[str, ServeRecord], num_blocks: int, seen: RoutingCont
                 total += link_ms(servers, seen, before, peer_id) + HOP_OVERHEAD_MS + RELAY_MS * server.relayed
             waiting = max(server.queue_depth, seen.load.get(peer_id, 0))
             room = seen.max_tokens / server.free_kv_tokens
-            total += max(server.decode_ms_per_block, MIN_BLOCK_MS) * (1 + waiting + room)
+            total += max(server.decode_ms_per_block, MIN_BLOCK_MS) * (1 + SESSION_SHARE * waiting + room)
         best = min(best, total)
     return best
 

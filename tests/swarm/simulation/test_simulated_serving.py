@@ -80,7 +80,7 @@ def test_one_server_refuses_sessions_that_nine_servers_answer() -> None:
         minutes=1,
         warm_up_minutes=2,
         probes_per_minute=0,
-        model=replace(MODEL, requests_per_minute=120),
+        model=replace(MODEL, requests_per_minute=180),
         classes=(replace(SERVER, share=1), NodeClass(name="gateways", role="gateway", share=3)),
     )
     few = served(one)

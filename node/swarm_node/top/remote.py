@@ -8,6 +8,7 @@ are validated against the views and limited in size. Unknown fields of a newer d
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import ssl
 from collections.abc import Iterator, Sequence
@@ -26,6 +27,8 @@ ASK_TIMEOUT_S = 10.0
 POLL_S = 1.0
 MAX_ANSWER_BYTES = 16 * 2**20
 PAGE_NODES = 5000
+_TOO_LARGE = re.compile(rb"[0-9]{300}")
+"""A number that a float cannot hold, which no view could show. No text of a view has as many digits."""
 NOT_SWARM = "the server there has no Swarm dashboard"
 _REASONS: Sequence[tuple[type[BaseException] | tuple[type[BaseException], ...], str]] = (
     (ssl.SSLError, "TLS failed; if the server uses plain HTTP, write http:// instead of https://"),
@@ -149,6 +152,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _parsed(data: bytearray, kind: type[T], url: str) -> T:
+    remedy = "check --url; if it is a dashboard's, update the older of the two programs"
+    if _TOO_LARGE.search(data):
+        raise PeerViolation(f"{url} does not answer as a dashboard: it gives a number that is too large", remedy=remedy)
     try:
         return TypeAdapter(kind).validate_json(data, extra="ignore")
     except ValidationError as error:
@@ -156,7 +162,7 @@ def _parsed(data: bytearray, kind: type[T], url: str) -> T:
         where = printable_line(".".join(map(str, first["loc"])))  # may hold a name that the server gave
         raise PeerViolation(
             f"{url} does not answer as a dashboard: {f'{where}: ' if where else ''}{first['msg']}"[:300],
-            remedy="check --url; if it is a dashboard's, update the older of the two programs",
+            remedy=remedy,
         ) from error
 
 

@@ -113,6 +113,7 @@ def answered(
         (b"{}", "does not answer as a dashboard: at: Field required"),
         (b'{"at": "soon"}', "does not answer as a dashboard: at: Input should be a valid number"),
         (b"[" * 100_000, "does not answer as a dashboard"),
+        (b'{"num_nodes": 1%b}' % (b"0" * 400), "does not answer as a dashboard: it gives a number that is too large"),
     ],
 )
 def test_answer_that_is_no_view_is_refused_with_one_line(content: bytes, said: str) -> None:

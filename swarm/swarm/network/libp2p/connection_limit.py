@@ -1,9 +1,14 @@
-"""Bounds the peers that are connected to a node, and so the memory and the files that their connections take.
+"""Bounds the peers that are connected to a node, and the memory and the files that their connections take.
 
 The daemon accepts every connection. Beyond its own bound, which is higher, it closes those with the fewest streams,
 which spares strangers that hold streams open. Keys cost nothing, but addresses in many providers' networks do. So
-beyond MAX_PEERS the networks that have most peers here give way, as in `peer_budgets`. `run` is a task of the network,
-and owns all state.
+beyond MAX_PEERS the networks that have most peers here give way, as in `peer_budgets`.
+
+A stranger can begin requests without end, which wait in the daemon, where this process sees neither them nor whose they
+are. Only the end of their connection ends them. So once the daemon takes too much memory, the connections that are not
+in use are closed, and all if that does not help. Peers connect again, and their streams go on.
+
+`run` is a task of the network, and owns all state.
 """
 
 from __future__ import annotations
@@ -13,12 +18,14 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Set
 from contextlib import suppress
+from itertools import filterfalse
 from typing import NoReturn
 
 from swarm_protocol.errors import PeerUnreachable
 
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.host import Connections, Host
+from swarm.network.libp2p.p2pd_process import max_memory_bytes
 from swarm.network.peer_budgets import ProviderOf
 
 MAX_PEERS = 2048
@@ -38,6 +45,7 @@ class ConnectionLimit:
     def __init__(self, host: Host, used_peers: Callable[[], Set[str]]) -> None:
         self._host = host
         self._used_peers = used_peers
+        self._num_heavy = 0  # successive checks at which the daemon took too much memory
 
     async def run(self) -> NoReturn:
         known: Connections = {}  # the oldest first
@@ -51,9 +59,22 @@ class ConnectionLimit:
                 if closed and not has_warned:
                     logger.warning("%d peers are connected: closing the connections to %d", len(known), len(closed))
                 has_warned = has_warned or bool(closed)
-                for peer_id in closed:
+                for peer_id in closed or self._weights(known):
                     with suppress(*CONTROL_FAILURES):
                         await self._host.control.disconnect(peer_id)
+
+    def _weights(self, known: Connections) -> list[str]:
+        """Return the peers that have to go while the daemon takes too much memory: those that are not in use, at the
+        next check all, and none at the two after it, in which the daemon gives memory back."""
+        num_bytes = self._host.daemon.memory_bytes()
+        self._num_heavy = self._num_heavy + 1 if num_bytes > max_memory_bytes() else 0
+        unused = list(filterfalse(self._used(), known)) if self._num_heavy % 4 == 1 else []
+        closed = list(known) if self._num_heavy % 4 == 2 else unused
+        if closed:
+            logger.warning(
+                "the libp2p daemon takes %d MiB: closing the connections to %d peers", num_bytes >> 20, len(closed)
+            )
+        return closed
 
     def _used(self) -> Callable[[str], bool]:
         used_peers = self._used_peers()

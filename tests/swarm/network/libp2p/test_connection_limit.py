@@ -7,13 +7,24 @@ import contextlib
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import uvloop
 from support.network_worlds import eventually, libp2p_node
-from swarm.network.libp2p import connection_limit
-from swarm.network.libp2p.connection_limit import MAX_PEER_CONNECTIONS, MAX_PEERS, surplus
+from swarm.network.interface import Stream
+from swarm.network.libp2p import connection_limit, p2pd_process
+from swarm.network.libp2p.connection_limit import CHECK_S, MAX_PEER_CONNECTIONS, MAX_PEERS, ConnectionLimit, surplus
 from swarm.network.libp2p.host import Connections, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions, arguments
+from swarm.network.libp2p_network import Libp2pNetwork
+from swarm.network.network_entry import method_prefix
+from swarm.network.peer_budgets import MAX_UNARY_BYTES
+from swarm.network.rate import write
+from swarm.testing import virtual_time
+from swarm_protocol.errors import PeerUnreachable
+from swarm_protocol.wire import encode_varint
 
 
 def network_of(peer_id: str) -> str:
@@ -94,3 +105,79 @@ def test_node_closes_connections_of_the_network_that_has_most_and_those_with_a_c
 
     asyncio.run(main())
     assert caplog.text.count("peers are connected") == 1, "two peers had to go, one after the other"
+
+
+def test_heavy_daemon_loses_unused_peers_then_all_and_then_has_time_to_give_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection_limit, "max_memory_bytes", lambda: 100)
+    weights = iter([100, 101, 101, 101, 101, 101, 50, 101])
+    closed: list[list[str]] = []
+
+    async def look() -> Connections:
+        closed.append([])
+        return connections("ab")
+
+    async def disconnect(peer_id: str) -> None:
+        closed[-1].append(peer_id)
+
+    async def main() -> None:
+        host: Any = SimpleNamespace(
+            look=look,
+            provider_of=network_of,
+            num_calls=lambda _peer_id: 0,
+            daemon=SimpleNamespace(memory_bytes=lambda: next(weights)),
+            control=SimpleNamespace(disconnect=disconnect),
+        )
+        running = asyncio.create_task(ConnectionLimit(host, lambda: {"a"}).run())
+        await asyncio.sleep(8.5 * CHECK_S)
+        running.cancel()
+
+    virtual_time.run(main())
+    assert list(map("".join, closed)) == ["", "b", "ab", "", "", "b", "", "b"]
+
+
+def test_stranger_that_begins_thousands_of_requests_is_disconnected_and_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The daemon waits for the end of each request, which takes 18 KiB."""
+    num_bytes, num_requests = 80 * 2**20, 4000
+    monkeypatch.setattr(connection_limit, "CHECK_S", 1.0)
+    monkeypatch.setattr(connection_limit, "max_memory_bytes", lambda: num_bytes)
+
+    async def echo(_peer_id: str, stream: Stream) -> None:
+        while True:
+            await stream.send(await stream.receive())
+
+    async def begin(stranger: Host, node: Libp2pNetwork, begun: list[asyncio.StreamWriter]) -> None:
+        for _ in range(num_requests // 50):
+            with contextlib.suppress(PeerUnreachable):  # the node may have closed the connection a moment ago
+                _, writer = await stranger.open_stream(node.peer_id, method_prefix(node.network_id) + "dht/find")
+                write(writer, encode_varint(MAX_UNARY_BYTES) + b"x")
+                begun.append(writer)
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            with monkeypatch.context() as patch:
+                patch.setattr(p2pd_process, "max_memory_bytes", lambda: num_bytes)
+                seed = await stack.enter_async_context(await libp2p_node(tmp_path / "seed"))
+            honest = await stack.enter_async_context(await libp2p_node(tmp_path / "honest", peers=await seed.addrs()))
+            await seed.serve_stream("echo", echo)
+            stream = await stack.enter_async_context(honest.stream(seed.peer_id, "echo", timeout_s=30))
+            stranger = await Host.start(DaemonOptions())
+            stack.push_async_callback(stranger.stop)
+            (addr,) = await seed.addrs()
+            await stranger.control.connect(seed.peer_id, [addr.partition("/p2p/")[0]])
+            begun: list[asyncio.StreamWriter] = []
+            await asyncio.gather(*(begin(stranger, seed, begun) for _ in range(50)))
+
+            async def has_given_memory_back() -> bool:
+                return "the libp2p daemon takes" in caplog.text and seed._host.daemon.memory_bytes() < num_bytes
+
+            await eventually(has_given_memory_back)
+            await stream.send(b"still here")
+            assert await stream.receive() == b"still here"
+            for writer in begun:
+                writer.transport.abort()
+
+    uvloop.run(main())

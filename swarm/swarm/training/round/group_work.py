@@ -153,20 +153,15 @@ def reduces(state: RoundState, attempt: int) -> bool:
 
 
 def valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
-    """Return the votes of this kind by the group's members for this very group, and for an outcome that it can have.
-    A lock and a certificate name only the group and the outcome, so a signature that covers another state or resume
-    order would make them invalid."""
+    """Return the votes of this kind by the group's members for this very group, and for an outcome that it can have."""
     signed = state.signed
     if signed is None:
         return {}
     votes = state.voting.prepare_votes if kind == "prepare" else state.voting.commit_votes
-    place = (signed.digest, signed.group.state_digest, signed.sequence)
     return {
         peer: vote
         for peer, vote in votes.items()
-        if peer in signed.group.peer_ids
-        and (vote.group_digest, vote.state_digest, vote.sequence) == place
-        and _can_have(signed, vote.outcome)
+        if peer in signed.group.peer_ids and vote.group_digest == signed.digest and _can_have(signed, vote.outcome)
     }
 
 

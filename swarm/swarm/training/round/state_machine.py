@@ -250,13 +250,17 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
 def _on_voted(state: RoundState, event: Voted, now: float) -> Transition:
     """Keep a vote if it counts, and count again."""
     # votes may arrive before the group does
-    voting, vote = state.voting, event.vote
+    setup, voting, vote = state.setup, state.voting, event.vote
     votes = voting.prepare_votes if vote.kind == "prepare" else voting.commit_votes
     is_member = state.signed is None or event.peer in state.signed.group.peer_ids
-    is_owed = state.signed is not None or event.peer in state.setup.roster
+    is_owed = state.signed is not None or event.peer in setup.roster
     has_room = is_owed or len(votes) < MAX_HEARD
-    counts = state.setup.admits(event.peer) and event.peer not in state.faults.convicted
-    if vote.attempt != state.attempt or not (is_member and has_room and counts):
+    counts = setup.admits(event.peer) and event.peer not in state.faults.convicted
+    # a lock and a certificate name only group and outcome, so a signature that covers another state or resume order
+    # would make them invalid; a member may cast such a vote before it learns of an order, and it may arrive late
+    place = (state.attempt, setup.state_digest, setup.sequence)
+    is_here = (vote.attempt, vote.state_digest, vote.sequence) == place
+    if not (is_here and is_member and has_room and counts):
         return state, []
     known = votes.get(event.peer)
     if known is not None and known != vote:

@@ -62,6 +62,7 @@ from swarm.training.round.round_events import (
     Sighted,
     Sign,
     Tick,
+    Voted,
 )
 from swarm.training.round.round_state import DOUBTED_S, MAX_BELIEVED_ATTEMPT
 from swarm_protocol import limits
@@ -409,6 +410,15 @@ def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
     state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), (0.2, first), (0.3, second)])
     assert state.faults.accused == {COORDINATOR: "voted twice"}
     assert state.voting.prepare_votes[COORDINATOR] == first.vote
+
+
+def test_member_that_voted_in_the_attempt_before_a_resume_order_has_not_voted_twice() -> None:
+    vote = vote_of(COORDINATOR, FIRST, OUTCOME)
+    earlier = Voted(peer=COORDINATOR, vote=replace(vote.vote, sequence=1, outcome=outcome(FIRST, b"x")))
+    for votes in ([vote, earlier], [earlier, vote]):
+        state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), *((0.2, each) for each in votes)])
+        assert not state.faults.accused
+        assert state.voting.prepare_votes[COORDINATOR] == vote.vote
 
 
 def test_strangers_that_vote_twice_are_not_accused() -> None:

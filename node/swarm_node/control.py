@@ -84,7 +84,8 @@ class ControlClient:
         if not self._home.socket.exists():
             deadline_s = START_S
             self._on_wait(
-                f"the daemon (pid {pid}) is still loading its libraries: waiting up to {START_S:.0f} s for it"
+                f"the daemon (pid {pid}) has no control socket yet, as while it loads its libraries: "
+                f"waiting up to {START_S:.0f} s"
             )
         with grpc.insecure_channel(_address(self._home.socket), options=_OPTIONS) as channel:
             ask = channel.unary_unary(f"/{SERVICE}/{method}")

@@ -46,9 +46,22 @@ class JsonFormatter(logging.Formatter):
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A log file that reports once that it cannot be written, instead of printing a traceback for each line."""
+    """A log file that reports once that it cannot be written, instead of printing a traceback for each line. It is made
+    again once another program, such as logrotate, has moved or removed it."""
 
     failed = False
+
+    def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: N802 the base class' name
+        if self.stream is not None and not self._is_file(self.stream.fileno()):
+            self.stream.close()
+            self.stream = self._open()
+        return bool(super().shouldRollover(record))
+
+    def _is_file(self, descriptor: int) -> bool:
+        try:
+            return os.path.samestat(Path(self.baseFilename).stat(), os.fstat(descriptor))
+        except FileNotFoundError:
+            return False
 
     def handleError(self, _record: logging.LogRecord) -> None:  # noqa: N802 the base class' name
         if not self.failed:

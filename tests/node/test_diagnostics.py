@@ -52,6 +52,19 @@ def test_log_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(file.stat().st_size <= 1000 for file in files)
 
 
+def test_log_that_logrotate_moves_or_that_is_removed_is_begun_again(tmp_path: Path) -> None:
+    path = diagnostics.set_up(tmp_path, log_format="human", level="info")
+    lines = logging.getLogger("swarm.tests")
+    lines.info("first")
+    path.rename(tmp_path / "rotated.log")
+    lines.info("second")
+    assert "second" in path.read_text()
+    path.unlink()
+    lines.info("third")
+    assert path.read_text().endswith("third\n")
+    assert "second" not in (tmp_path / "rotated.log").read_text() + path.read_text()
+
+
 def test_log_on_a_full_disk_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "swarm-node.log").symlink_to("/dev/full")
     diagnostics.set_up(tmp_path, log_format="human", level="info")

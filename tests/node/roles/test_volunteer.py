@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import math
+import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -198,6 +199,8 @@ def test_node_without_work_waits_takes_new_work_and_avoids_work_that_failed(
                 raise failure
 
         return work
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where the traceback of an unexpected error goes
 
     async def scene(node: Node, other: Network, others: Membership) -> None:
         monkeypatch.setattr(volunteer, "prepare_work", prepared)

@@ -153,7 +153,7 @@ def windows_of(sample_ids: Sequence[int], num_samples: int, seed: int) -> NDArra
 
 logger = logging.getLogger(__name__)
 
-_FORM = "1"
+_FORM = "2"
 """The version of passages, split and token files. Tokens of other versions are not used."""
 
 

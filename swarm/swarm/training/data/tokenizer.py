@@ -24,9 +24,11 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.jso
 
 
 class CorpusTokenizer(Protocol):
-    """Every token is below `vocab_size`. `end_of_text` is the token that ends a document, or None."""
+    """Every token is below `vocab_size`. A document begins with the tokens `start_of_text`, if any, and ends with
+    `end_of_text`, unless that is None."""
 
     vocab_size: int
+    start_of_text: tuple[int, ...]
     end_of_text: int | None
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
@@ -63,6 +65,7 @@ class ByteTokenizer:
     """The tokenizer whose tokens are bytes; implements `CorpusTokenizer`."""
 
     vocab_size = BYTE_VOCABULARY
+    start_of_text: tuple[int, ...] = ()
     end_of_text: int | None = END_OF_TEXT
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
@@ -72,8 +75,10 @@ class ByteTokenizer:
 class FastTokenizer:
     """Implements `CorpusTokenizer` with transformers' classes. The tokenizers library chooses the number of threads.
 
-    A document ends with the tokenizer's eos token, or else with that of the model's config in the same directory, as in
-    an exported byte-level run. Without either, documents follow each other with no token in between.
+    A document begins with the special tokens that the tokenizer puts before every text, since prompts of the trained
+    model begin with them, too. It ends with the tokenizer's eos token, or else with that of the model's config in the
+    same directory, as in an exported byte-level run. Without either, no token ends a document. One token that does both
+    is only at its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -100,9 +105,18 @@ class FastTokenizer:
         self.vocab_size = 1 + max(tokenizer.get_vocab().values())
         named = tokenizer.eos_token_id
         self.end_of_text: int | None = _end_in_config(path, self.vocab_size) if named is None else named
+        start = _start_of_text(backend)
+        self.start_of_text: tuple[int, ...] = () if start == (self.end_of_text,) else start
 
     def encode(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         return [np.asarray(each.ids, np.int64) for each in self._encode(list(texts), add_special_tokens=False)]
+
+
+def _start_of_text(backend: Any) -> tuple[int, ...]:
+    """Return the special tokens that a tokenizer of the tokenizers library puts before a text."""
+    text, alone = (backend.encode("a", add_special_tokens=each).ids for each in (True, False))
+    starts = (at for at in range(len(text)) if text[at : at + len(alone)] == alone)
+    return tuple(text[: next(starts, 0)])
 
 
 def own_tokenizer(path: Path | None) -> Path:

@@ -123,12 +123,14 @@ def _write(source: DocumentSource, tokenizer: CorpusTokenizer, path: Path, repor
     part = path.with_suffix(".part")
     writer = TokenWriter(part, tokenizer.vocab_size)
     try:
-        is_held_out = _Split()
+        is_held_out, begins = _Split(), True
         for batch in _batches(source.passages()):
             for passage, tokens in zip(batch, tokenizer.encode([each.text for each in batch]), strict=True):
-                if passage.ends and tokenizer.end_of_text is not None:
-                    tokens = np.append(tokens, tokenizer.end_of_text)  # noqa: PLW2901
-                writer.add(tokens, held_out=is_held_out(passage))
+                start = tokenizer.start_of_text if begins else ()
+                end = [] if tokenizer.end_of_text is None or not passage.ends else [tokenizer.end_of_text]
+                whole = np.concatenate([np.array(start, np.int64), tokens, np.array(end, np.int64)])
+                writer.add(whole, held_out=is_held_out(passage))
+                begins = passage.ends
             report(batch[-1].share, writer.num_train + writer.num_validation)
         if not writer.num_validation:
             # there are few documents, or only one: hold out the last tokens

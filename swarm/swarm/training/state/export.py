@@ -21,7 +21,7 @@ from torch import Tensor
 
 from swarm.network.interface import Network
 from swarm.threads import in_executor
-from swarm.training.data.tokenizer import TokenizerFiles, tokenizer_files
+from swarm.training.data.tokenizer import CorpusTokenizer, TokenizerFiles, tokenizer_files
 from swarm.training.run.layout import Layout
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
@@ -80,8 +80,8 @@ def export_hf(
         if partial.exists():
             shutil.rmtree(partial)  # left by a killed process
         partial.mkdir(parents=True)
-        end_of_text = _write_tokenizer(files, partial, int(model.config.max_position_embeddings))
-        _write_model(model, end_of_text, partial, max_shard_bytes)
+        _write_tokenizer(files, partial, int(model.config.max_position_embeddings))
+        _write_model(model, files.load(), partial, max_shard_bytes)
         partial.rename(directory)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -96,19 +96,20 @@ def _system_error(error: OSError | SafetensorError) -> Exception:
     return OSError(int(found[1]), os.strerror(int(found[1]))) if found else error
 
 
-def _write_model(model: Any, end_of_text: int | None, directory: Path, max_shard_bytes: int) -> None:
-    """Write the model and its configs. Generation ends at the token that ends documents in training, which also pads
-    batches. Without such a token, generation does not end by itself."""
-    ends = {"bos_token_id": end_of_text, "eos_token_id": end_of_text}
+def _write_model(model: Any, tokenizer: CorpusTokenizer, directory: Path, max_shard_bytes: int) -> None:
+    """Write the model and its configs. Generation begins with the token that is before each document in training, and
+    ends at the one after it, which also pads batches. Without such a token, generation does not end by itself."""
+    begin, *_ = (*tokenizer.start_of_text, tokenizer.end_of_text)
+    ends = {"bos_token_id": begin, "eos_token_id": tokenizer.end_of_text}
     model.config.update(ends)
-    model.generation_config.update(**ends, pad_token_id=end_of_text)
+    model.generation_config.update(**ends, pad_token_id=tokenizer.end_of_text)
     model.save_pretrained(directory, max_shard_size=max_shard_bytes)
     for path in directory.glob("*.safetensors"):  # safetensors makes them readable only for their owner
         path.chmod((directory / "config.json").stat().st_mode)
 
 
-def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) -> int | None:
-    """Copy the run's tokenizer, or write one for bytes. Return the token that ends a document, or None."""
+def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) -> None:
+    """Copy the run's tokenizer, or write one for bytes."""
     if files.path is None:
         _write_byte_tokenizer(directory)
     else:
@@ -117,7 +118,6 @@ def _write_tokenizer(files: TokenizerFiles, directory: Path, max_tokens: int) ->
                 shutil.copyfile(path, directory / name)
     if files.path is None or files.path.is_file():
         _write_tokenizer_config(directory, max_tokens)
-    return files.load().end_of_text
 
 
 def _write_byte_tokenizer(directory: Path) -> None:

@@ -10,6 +10,7 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from swarm.training.data.tokenizing import Job, write_tokens
 from swarm.training.run.run_tables import DataConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
 from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 FILES = DataConfig(source="files", window_tokens=16)
 END = "<end>"
@@ -292,6 +294,30 @@ def test_load_accepts_a_tokenizer_without_special_tokens(jobs: list[Job], storie
     train, validation = both(stories)
     assert train.count(7) + validation.count(7) == 100
     assert train[-1] == validation[-1] == 7
+
+
+@pytest.mark.parametrize(("begin", "num_begins"), [("<begin>", 100), (END, 0)])
+def test_load_begins_each_document_as_the_tokenizer_begins_a_text_unless_it_ends_the_same_way(
+    jobs: list[Job], stories: Path, tokenizer_dir: Path, begin: str, num_begins: int
+) -> None:
+    tokenizer = Tokenizer.from_file(str(tokenizer_dir / "tokenizer.json"))
+    tokenizer.add_special_tokens([begin])
+    begin_id = tokenizer.token_to_id(begin)
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{begin} $A {END}", special_tokens=[(begin, begin_id), (END, 256)]
+    )
+    tokenizer.save(str(tokenizer_dir / "tokenizer.json"))
+    (stories / "long.txt").write_text("Es war einmal ein König.\n" * 10_000)
+    (stories / "000.txt").unlink()
+    load(stories, replace(FILES, tokenizer="local"), tokenizer=tokenizer_dir)
+    train, validation = both(stories)
+    tokens = train + validation
+    assert tokens.count(256) == 100
+    if num_begins:
+        assert tokens[0] == begin_id
+        assert tokens.count(begin_id) == num_begins
+        afterwards = [after for end, after in pairwise(tokens) if end == 256]
+        assert set(afterwards) == {begin_id}
 
 
 def test_load_neither_cuts_nor_pads_texts_as_the_tokenizers_last_user_did(

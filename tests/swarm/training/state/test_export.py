@@ -18,6 +18,7 @@ from swarm.training.run.run_tables import END_OF_TEXT
 from swarm.training.state.export import export_hf
 from swarm_protocol.errors import ConfigError
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 
@@ -104,6 +105,17 @@ def test_export_has_the_runs_own_tokenizer(tmp_path: Path, tiny_run: RunConfig) 
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
     assert (loaded.config.model_type, loaded.config.eos_token_id) == ("llama", tokenizer.eos_token_id)
     assert loaded.generation_config.eos_token_id == 3
+
+
+def test_export_begins_generation_with_the_token_that_begins_documents(tmp_path: Path, tiny_run: RunConfig) -> None:
+    words = Tokenizer(models.WordLevel({"<end>": 3, "<begin>": 4, "a": 0, "b": 1}, unk_token="<end>"))
+    words.post_processor = TemplateProcessing(single="<begin> $A", special_tokens=[("<begin>", 4)])
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>").save_pretrained(tmp_path / "words")
+    run = replace(tiny_run, data=replace(tiny_run.data, tokenizer="local"))
+    export_hf(initial_theta(run), run, tmp_path / "model", tokenizer=tmp_path / "words")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for config in (loaded.config, loaded.generation_config):
+        assert (config.bos_token_id, config.eos_token_id) == (4, 3)
 
 
 def test_export_accepts_a_tokenizer_file_without_end_of_text(tmp_path: Path, tiny_run: RunConfig) -> None:

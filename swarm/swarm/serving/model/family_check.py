@@ -237,6 +237,7 @@ _SIZES: Sequence[tuple[int, str]] = (
     (24, "q_lora_rank kv_lora_rank o_lora_rank"),
     (VOCAB, "vocab_size vocab_size_per_layer_input unpadded_vocab_size"),
     (8, "num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num"),
+    (2, "H_cycles L_cycles"),
     (2, "num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k n_group num_expert_group"),
     (1, "topk_group"),
     (2 * CONTEXT_TOKENS, "max_position_embeddings n_positions n_ctx max_seq_len"),

@@ -42,10 +42,11 @@ def check_span(start: int, end: int, num_blocks: int) -> None:
 
 
 _NUM_HEADS = {"num_attention_heads", "num_key_value_heads"}
+_COUNTED = ("layer", "cycles", "label", "experts")
 
 
 def check_counts(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError for more layers, experts or labels than any model has, and for fewer than one head.
+    """Raises ValueError for more layers, cycles, experts or labels than any model has, and for fewer than one head.
 
     transformers would create an object for each of the former, and divide by the latter. `settings` are those of a
     config.json, which transformers has not read yet.
@@ -60,7 +61,7 @@ def check_counts(settings: Mapping[str, Any]) -> None:
 
 
 def _counts(key: str) -> bool:
-    return "size" not in key and (key.startswith("num_") or any(what in key for what in ("layer", "label", "experts")))
+    return "size" not in key and (key.startswith("num_") or any(what in key for what in _COUNTED))
 
 
 def context_tokens(config: Any) -> int:

@@ -13,6 +13,7 @@ from swarm.serving.model.family_check import _untried, check_config, check_direc
 from swarm.serving.model.model_files import MAX_CONFIG_BYTES
 from swarm_protocol.errors import ConfigError
 from transformers import CONFIG_MAPPING, LlamaConfig, OPTConfig
+from transformers.models.hrm_text.modeling_hrm_text import HrmTextMLP
 
 SERVED = ["llama", "gemma3_text", "deepseek_v3", "gpt_neo", "gpt_oss", "nanochat", "phi3", "modernbert-decoder"]
 
@@ -111,6 +112,7 @@ def test_check_of_a_config_of_billions_takes_a_miniature(tmp_path: Path) -> None
         (HUGE | {"num_hidden_layers": 2**31}, "num_hidden_layers is 2147483648, more than 4096"),
         (HUGE | {"num_local_experts": 2**31}, "num_local_experts is 2147483648, more than 4096"),
         (HUGE | {"num_labels": 2**31}, "num_labels is 2147483648, more than 4096"),
+        ({"model_type": "hrm_text", "H_cycles": 2**31}, "H_cycles is 2147483648, more than 4096"),
         (HUGE | {"text_config": {"num_layers": 2**31}}, "num_layers is 2147483648, more than 4096"),
         (HUGE | {"num_hidden_layers": -3}, "num_hidden_layers|not a language model with transformer blocks"),
         (HUGE | {"hidden_size": 10**12}, "hidden_size is 1000000000000, more than 16793600"),
@@ -127,6 +129,7 @@ def test_check_of_a_config_of_billions_takes_a_miniature(tmp_path: Path) -> None
         "layers",
         "experts",
         "labels",
+        "cycles",
         "nested",
         "negative",
         "width",
@@ -143,6 +146,26 @@ def test_check_of_a_config_of_billions_takes_a_miniature(tmp_path: Path) -> None
 def test_check_of_a_hostile_config_is_refused(tmp_path: Path, settings: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         check_directory(written(tmp_path, settings))
+
+
+@pytest.mark.parametrize("num_layers", [4, 32])
+def test_check_runs_layers_few_times_however_many_cycles_a_config_has(
+    monkeypatch: pytest.MonkeyPatch, num_layers: int
+) -> None:
+    num_run, most, original = 0, 200, HrmTextMLP.forward
+
+    def counted(layer: Any, x: Any) -> Any:
+        nonlocal num_run
+        num_run += 1
+        if num_run > most:
+            raise RuntimeError("this would go on for years")
+        return original(layer, x)
+
+    monkeypatch.setattr(HrmTextMLP, "forward", counted)
+    sizes = {"num_hidden_layers": num_layers, "num_layers_per_stack": 4, "H_cycles": 4096, "L_cycles": 4096}
+    with pytest.raises(ConfigError, match="hrm_text"):
+        check_config(CONFIG_MAPPING["hrm_text"](**sizes))
+    assert 0 < num_run <= most
 
 
 def test_check_of_a_span_beyond_the_model_is_refused(tmp_path: Path) -> None:

@@ -63,16 +63,19 @@ class Shutdown:
 
 @contextmanager
 def signals_to(shutdown: Shutdown) -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and SIGHUP (the terminal closes) into requests to leave.
+    """Turn Ctrl-C, SIGTERM and SIGHUP (the terminal closes) into requests to leave. A process without a terminal, such
+    as a service, goes on after SIGHUP, which tools such as logrotate send.
 
     The request that forces also restores the default actions, so that one more signal ends a stuck node.
     """
     loop = asyncio.get_running_loop()
     handled = {signal.SIGINT: CTRL_C, signal.SIGTERM: "SIGTERM"}
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the node survives its terminal
-        handled[signal.SIGHUP] = "the terminal is gone"
+        handled[signal.SIGHUP] = "the terminal is gone" if has_terminal() else ""
 
     def arrived(number: signal.Signals) -> None:
+        if not handled[number]:
+            return
         shutdown.request(handled[number])
         if shutdown.forced.is_set():
             restore()
@@ -87,6 +90,15 @@ def signals_to(shutdown: Shutdown) -> Iterator[None]:
         yield
     finally:
         restore()
+
+
+def has_terminal() -> bool:
+    """Return whether this process has a controlling terminal, whose end would be a SIGHUP."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 LIMIT_S = 15.0  # longer than a forced leave takes: no parent is left to kill a stuck node

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from swarm_node import daemon
+from swarm_node import shutdown as shutdown_module
 from swarm_node.events.emitter import Emitter
 from swarm_node.shutdown import Shutdown, signals_to
 from swarm_protocol.errors import StartError
@@ -155,11 +156,37 @@ def test_signals_that_nohup_has_ignored_stay_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_service_goes_on_after_the_signal_with_which_logrotate_ends() -> None:
+    """A service has no terminal that could close, and systemd does not start one again that has left by itself."""
+    script = """
+import asyncio, os, signal
+from swarm_node.shutdown import Shutdown, signals_to
+
+async def scene():
+    shutdown = Shutdown()
+    with signals_to(shutdown):
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert not await shutdown.wait(0.2)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await shutdown.leaving.wait()
+    print(shutdown.reason)
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+asyncio.run(scene())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], start_new_session=True, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "SIGTERM\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("number", "reason"),
     [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "the terminal is gone")],
 )
-def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> None:
+def test_signals_first_drain_then_force(number: signal.Signals, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutdown_module, "has_terminal", lambda: True)
+
     async def scene() -> None:
         shutdown = Shutdown()
         with signals_to(shutdown):

@@ -176,7 +176,7 @@ class SessionHistory:
                     self._attached.remove(stage)
             case PingServers(stages):
                 silent = [stage for stage in stages if self.chance.random() < 0.1]
-                return self.state.on_pinged(stages, silent, self.now_s)
+                return self.state.on_pinged(silent, self.now_s)
             case ForgetRows():
                 self.messages.forget()
             case Repaired(repair):

@@ -268,14 +268,13 @@ class ToyWorld:
 
     def ping(self, action: PingServers) -> None:
         """Report later which servers did not answer at once."""
-        asked = action.stages
         silent = [
             stage
-            for stage in asked
+            for stage in action.stages
             if not (server := self.servers[stage.peer_id]).is_up or server.stalled_until_s > self.now_s
         ]
         after_s = action.timeout_s if silent else 2 * self.max_delay_s
-        self.later(after_s, lambda: self.carry_out(self.state.on_pinged(asked, silent, self.now_s)))
+        self.later(after_s, lambda: self.carry_out(self.state.on_pinged(silent, self.now_s)))
 
     def look(self, find: FindServers, give_up_s: float) -> None:
         repair = find.repair

@@ -30,6 +30,9 @@ RETRY_S = 0.5
 MAX_LEFT_EARLY = 2
 """Servers that one session leaves early because others have their blocks: if all are slow to dial, it waits for one."""
 
+MAX_OTHERS = 3
+"""Servers that are asked whether this client's own line works."""
+
 
 class KnownServers:
     """The known servers of one revision of a model, by peer id. The caller passes the initial ones."""
@@ -165,6 +168,11 @@ class RouteFinder:
             return False
         self._num_left_early += 1
         return True
+
+    def others(self, peers: Set[str]) -> list[str]:
+        """Return a few servers of the model beside these peers."""
+        failing = self._health.avoid
+        return [each for each in self._known.servers if each not in peers and each not in failing][:MAX_OTHERS]
 
     def leave_out(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
         """Ask a server no more in this session, if it is the first one and others can have its blocks now. Return

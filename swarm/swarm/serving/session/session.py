@@ -383,7 +383,7 @@ class Session:
     async def _ping(self, action: PingServers) -> None:
         asked = self._connections.remote(action.stages)  # the others are still being dialled, which takes its own time
         silent = await self._connections.silent(asked, action.timeout_s)
-        self._carry_out(self._state.on_pinged(asked, silent, self._loop.time()))
+        self._carry_out(self._state.on_pinged(silent, self._loop.time()))
 
     def _check_memory(self, starts: set[int]) -> None:
         """Raise ReplayMemoryFull if the inputs of spans that begin at `starts` would take too much memory."""

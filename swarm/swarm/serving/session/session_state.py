@@ -187,9 +187,9 @@ class SessionState:
         self._lose(stage, error, cause, now_s)
         return self._decide(now_s)
 
-    def on_pinged(self, asked: Sequence[Stage], silent: Sequence[Stage], now_s: float) -> list[Action]:
-        """Replace servers that did not answer a ping. `asked` are all that were pinged."""
-        for stage in self._silence.lost(asked, silent, now_s, is_in_bulk=self.pipeline.is_in_bulk):
+    def on_pinged(self, silent: Sequence[Stage], now_s: float) -> list[Action]:
+        """Replace servers that did not answer a ping."""
+        for stage in self._silence.lost(silent, now_s, is_in_bulk=self.pipeline.is_in_bulk):
             self._lose_silent(stage, "the server does not answer a ping", now_s)
         return self._decide(now_s)
 

@@ -51,18 +51,14 @@ class SilenceWatch:
         self._heard.clear()
         return PingServers(tuple(stages), MAX_ANSWER_S if is_in_bulk else self._answer_s)
 
-    def lost(self, asked: Sequence[Stage], silent: Sequence[Stage], now_s: float, *, is_in_bulk: bool) -> list[Stage]:
-        """Return the stages to give up, of those that were `asked` and whose servers were `silent`. There are none if
-        all are silent: then it is this client's own line that pauses, as far as anybody can tell. There are also none
-        if a short ping may have waited behind rows that were asked for meanwhile."""
+    def lost(self, silent: Sequence[Stage], now_s: float, *, is_in_bulk: bool) -> list[Stage]:
+        """Return the stages to give up, of those whose servers were `silent`. There are none if a short ping may
+        have waited behind rows that were asked for meanwhile."""
         self._is_asking = False
         self.begin(now_s)
         if is_in_bulk and not self._is_patient:
             return []
         lost = [stage for stage in silent if stage not in self._heard]
-        peers = {stage.peer_id for stage in asked}
-        if len(peers) > 1 and peers == {stage.peer_id for stage in lost}:
-            return []
         if lost:
             self._answer_s = min(2 * self._answer_s, MAX_ANSWER_S)
         return lost

@@ -26,6 +26,9 @@ from swarm.serving.session.stage import Stage
 DIAL_S = 2.0
 """Seconds after which a server that is still dialled is left for others: it may be gone, and still be listed."""
 
+AGAIN_S = 1.0
+"""Seconds for an answer when several silent servers are asked again, beside others that show whether the line works."""
+
 
 class StageConnections:
     """Holds the connections of one session's stages. Those to the local spans stay in this process, and all others come
@@ -144,6 +147,15 @@ class StageConnections:
             last.listen(connection, stage.sequence_id)
 
     async def silent(self, stages: Sequence[Stage], timeout_s: float) -> list[Stage]:
-        """Return those of the stages whose servers do not answer a ping within `timeout_s`."""
-        silent = await self._client.health.silent({stage.peer_id for stage in stages}, timeout_s=timeout_s)
+        """Return those of the stages whose servers do not answer a ping within `timeout_s`.
+
+        If none of several does, they are asked again beside other servers of the model. If nobody answers, no server is
+        returned: then it is this client's own line that pauses, as far as anybody can tell.
+        """
+        peers, ping = {stage.peer_id for stage in stages}, self._client.health.silent
+        silent = await ping(peers, timeout_s=timeout_s)
+        if len(peers) > 1 and silent == peers:
+            asked = {*peers, *self._finder.others(peers)}
+            silent = await ping(asked, timeout_s=AGAIN_S)
+            silent = set() if silent == asked else silent
         return [stage for stage in stages if stage.peer_id in silent]

@@ -20,8 +20,9 @@ from swarm.serving.session.client_state import SessionOptions
 from swarm.serving.session.connection_pool import IDLE_S, ConnectionPool
 from swarm.serving.session.route_finder import MAX_LEFT_EARLY
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES
+from swarm.serving.session.silence import ANSWER_S, QUIET_S
 from swarm.serving.session.stage import FLOOR_S
-from swarm.serving.session.stage_connections import DIAL_S
+from swarm.serving.session.stage_connections import AGAIN_S, DIAL_S
 from swarm.testing import virtual_time
 from swarm_protocol.errors import SessionError
 from swarm_protocol.session_frames import Frame, SampledToken, StepResult
@@ -432,3 +433,38 @@ def test_session_whose_servers_are_all_slow_to_dial_leaves_two_and_waits_for_the
 
     with patch.object(ConnectionPool, "_keep_open", dialled_late):
         virtual_time.run(scenario())
+
+
+def test_failover_takes_seconds_when_all_servers_of_a_chain_fall_silent_at_once(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)] * 2, detection_s=1e6) as box:
+            clock, tokens, silent_s, pause_s = asyncio.get_running_loop().time, list[int](), 0.0, 0.0
+            generation = box.generate()
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    box.internet.partition([[hop["peer_id"] for hop in generation.trace()["hops"]]])
+                    silent_s = clock()
+                if len(tokens) == 6:
+                    pause_s = clock() - silent_s
+            assert tokens == box.expected()
+            assert QUIET_S + ANSWER_S < pause_s < QUIET_S + ANSWER_S + AGAIN_S + 1
+            assert len(generation.trace()["replays"]) == 2
+
+    virtual_time.run(scenario(), compute_s=lambda _: 0.1)
+
+
+def test_failover_leaves_no_server_when_the_client_itself_is_cut_off_for_seconds(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)] * 2, detection_s=1e6) as box:
+            tokens = list[int]()
+            generation = box.generate()
+            async for token in generation:
+                tokens.append(token.token_id)
+                if len(tokens) == 5:
+                    box.internet.partition([[box.network.peer_id]])
+                    asyncio.get_running_loop().call_later(QUIET_S + ANSWER_S + AGAIN_S + 0.5, box.internet.heal)
+            assert tokens == box.expected()
+            assert not generation.trace()["replays"]
+
+    virtual_time.run(scenario(), compute_s=lambda _: 0.1)

@@ -25,7 +25,7 @@ def test_servers_are_asked_when_none_was_heard_of_for_a_while(stages: list[Stage
     assert watch.ask(stages, is_in_bulk=False).stages == tuple(stages)
     watch.hear(stages[0], 11.0)
     assert watch.due_s == math.inf, "one question at a time"
-    watch.lost(stages, [], 11.5, is_in_bulk=False)
+    watch.lost([], 11.5, is_in_bulk=False)
     assert watch.due_s == 11.5 + QUIET_S
 
 
@@ -33,22 +33,7 @@ def test_server_is_kept_that_was_heard_of_after_it_was_asked(stages: list[Stage]
     watch = SilenceWatch()
     watch.ask(stages, is_in_bulk=False)
     watch.hear(stages[1], 1.0)
-    assert watch.lost(stages, stages[1:], 2.0, is_in_bulk=False) == stages[2:]
-
-
-@pytest.mark.parametrize("num_asked", [1, 2, 3])
-def test_no_server_is_given_up_when_all_of_several_are_silent(stages: list[Stage], num_asked: int) -> None:
-    watch, asked = SilenceWatch(), stages[:num_asked]
-    watch.ask(asked, is_in_bulk=False)
-    assert watch.lost(asked, asked, 2.0, is_in_bulk=False) == (asked if num_asked == 1 else [])
-
-
-def test_server_with_two_spans_that_is_silent_alone_is_given_up() -> None:
-    world = ToyWorld(1, num_blocks=3, spans=[(0, 1), (1, 2), (2, 3)])
-    twice = [world.new_stage("s0", 0, 1), world.new_stage("s0", 2, 3)]
-    watch = SilenceWatch()
-    watch.ask(twice, is_in_bulk=False)
-    assert watch.lost(twice, twice, 2.0, is_in_bulk=False) == twice
+    assert watch.lost(stages[1:], 2.0, is_in_bulk=False) == stages[2:]
 
 
 def test_later_answers_may_take_longer_when_servers_were_given_up(stages: list[Stage]) -> None:
@@ -56,19 +41,19 @@ def test_later_answers_may_take_longer_when_servers_were_given_up(stages: list[S
     found = []
     for _ in range(4):
         found.append(watch.ask(stages, is_in_bulk=False).timeout_s)
-        watch.lost(stages, stages[:1], 2.0, is_in_bulk=False)
+        watch.lost(stages[:1], 2.0, is_in_bulk=False)
     assert found == [ANSWER_S, 2 * ANSWER_S, MAX_ANSWER_S, MAX_ANSWER_S]
 
 
 def test_servers_have_longer_to_answer_while_many_rows_are_under_way(stages: list[Stage]) -> None:
     watch = SilenceWatch()
     assert watch.ask(stages, is_in_bulk=True).timeout_s == MAX_ANSWER_S
-    assert watch.lost(stages, stages[:1], 2.0, is_in_bulk=True) == stages[:1]
+    assert watch.lost(stages[:1], 2.0, is_in_bulk=True) == stages[:1]
 
 
 def test_short_ping_that_may_wait_behind_rows_asked_for_meanwhile_gives_no_server_up(stages: list[Stage]) -> None:
     watch = SilenceWatch()
     watch.ask(stages, is_in_bulk=False)
-    assert watch.lost(stages, stages[:1], 2.0, is_in_bulk=True) == []
+    assert watch.lost(stages[:1], 2.0, is_in_bulk=True) == []
     watch.ask(stages, is_in_bulk=True)
-    assert watch.lost(stages, stages[:1], 9.0, is_in_bulk=False) == stages[:1]
+    assert watch.lost(stages[:1], 9.0, is_in_bulk=False) == stages[:1]

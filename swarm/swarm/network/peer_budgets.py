@@ -70,13 +70,15 @@ class PeerSlots(Generic[K]):
 
     @contextmanager
     def taken(self, peer: K) -> Iterator[bool]:
-        """Hold a slot while the context lasts, and yield whether there was room for it."""
+        """Hold a slot while the context lasts if there is room for it, and yield whether there is."""
         has_room = self.has_room(peer)
-        self.take(peer)
+        if has_room:
+            self.take(peer)
         try:
             yield has_room
         finally:
-            self.give_back(peer)
+            if has_room:
+                self.give_back(peer)
 
 
 MAX_UNARY_BYTES = 2**16

@@ -24,6 +24,11 @@ from swarm.network.multiaddr import peer_id_text
 from swarm.network.peer_budgets import PeerSlots, stream_slots
 
 OPENING_TIMEOUT_S = 5.0
+MAX_REFUSED_PER_PEER = 64
+MAX_REFUSED = 1024
+"""Maximum streams, of one peer and of all, whose openers are told at one time that there is no room. Each takes an open
+file for up to LINGER_S. Further ones are closed without a word."""
+
 QUIET_S = 15.0
 """After the handler has returned, a caller from which no frame comes for this time counts as gone. On a slow link,
 other traffic may delay a frame by seconds."""
@@ -43,6 +48,7 @@ class StreamServer:
         self._resumable = resumable
         self._handlers: dict[str, tuple[str, StreamHandler, int]] = {}  # by the name on the wire
         self._slots: PeerSlots[str] = stream_slots()
+        self._refused = PeerSlots[str](per_peer=lambda: MAX_REFUSED_PER_PEER, in_all=MAX_REFUSED)
         self._resumes: PeerSlots[str] = stream_slots()
         self._incoming = IncomingStreams(tasks, self._serve_one)
 
@@ -79,7 +85,9 @@ class StreamServer:
                 async with asyncio.timeout(OPENING_TIMEOUT_S):
                     stream_id = await reader.readexactly(ID_BYTES)
                 if not has_room:
-                    await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
+                    with self._refused.taken(peer_id) as may_linger:
+                        if may_linger:
+                            await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
                 else:
                     raw = (reader, writer)
                     with self._resumable.accepted(raw, peer_id, stream_id, max_message_bytes=max_bytes) as stream:

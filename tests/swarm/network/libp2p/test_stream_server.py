@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from swarm.network import framing, peer_budgets
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, Stream
+from swarm.network.libp2p import stream_server
 from swarm.network.libp2p.daemon_control import write_message
 from swarm.network.libp2p.stream_resume import ID_BYTES
 from swarm.network.libp2p.stream_server import MAX_LINGER_S, QUIET_S, StreamServer
@@ -71,21 +73,49 @@ def test_stream_is_kept_while_its_caller_takes_what_the_handler_sent(
     virtual_time.run(main())
 
 
-def test_refused_stream_is_kept_until_its_caller_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_budgets, "MAX_STREAMS_PER_PEER", 0)
+async def refused(server: StreamServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, asyncio.Task[None]]:
+    """Open a stream to a server that has no room, and return its caller's end and the task of the server."""
 
     async def handler(_peer_id: str, _stream: Stream) -> None:
         raise AssertionError("it was served")
 
+    server._handlers["method"] = "method", handler, 0
+    near, far = socket.socketpair()
+    reader, writer = await asyncio.open_unix_connection(sock=far)
+    serving = asyncio.create_task(server._serve_one(*await asyncio.open_unix_connection(sock=near)))
+    caller = peer_id_bytes(Identity(bytes(32)).peer_id)
+    write_message(writer, p2pd_pb2.StreamInfo(peer=caller, addr=b"", proto="method"))
+    writer.write(b"\xff" * ID_BYTES)
+    return reader, writer, serving
+
+
+def test_flood_of_streams_that_are_refused_takes_no_slots_and_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_budgets, "MAX_STREAMS_PER_PEER", 0)
+    monkeypatch.setattr(stream_server, "MAX_REFUSED_PER_PEER", 2)
+
     async def main() -> None:
-        server = _server()
-        server._handlers["method"] = "method", handler, 0
-        near, far = socket.socketpair()
-        reader, writer = await asyncio.open_unix_connection(sock=far)
-        serving = asyncio.create_task(server._serve_one(*await asyncio.open_unix_connection(sock=near)))
-        caller = peer_id_bytes(Identity(bytes(32)).peer_id)
-        write_message(writer, p2pd_pb2.StreamInfo(peer=caller, addr=b"", proto="method"))
-        writer.write(b"\xff" * ID_BYTES)
+        server, told = _server(), 0
+        flood = [await refused(server) for _ in range(5)]
+        async with asyncio.timeout(60):
+            for reader, _, _ in flood:
+                with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+                    await reader.readexactly(framing.HEADER.size)
+                    told += 1
+        assert told == 2
+        assert [serving.done() for _, _, serving in flood] == [False] * 2 + [True] * 3
+        assert server._slots.num_held == 0
+        for _, writer, serving in flood:
+            writer.transport.abort()
+            await serving
+
+    asyncio.run(main())
+
+
+def test_refused_stream_is_kept_until_its_caller_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_budgets, "MAX_STREAMS_PER_PEER", 0)
+
+    async def main() -> None:
+        reader, writer, serving = await refused(_server())
         kind, length = framing.parse_header(await reader.readexactly(framing.HEADER.size))
         assert kind is Kind.FAILURE
         assert b"too many streams to the peer are open" in await reader.readexactly(length)

@@ -25,7 +25,14 @@ from swarm.serving.model.weights import needed_shards, read_model
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_model import check_computes, check_model, layout_of, transformers_config, weights_digest
+from swarm.training.run.run_model import (
+    build_model,
+    check_computes,
+    check_model,
+    layout_of,
+    transformers_config,
+    weights_digest,
+)
 from swarm.training.run.run_tables import StartConfig, has_no_effect
 from swarm.training.state.replica_state import genesis_digest
 
@@ -114,6 +121,7 @@ def pin_of(run: RunConfig, source: CheckpointSource) -> CheckpointPin:
     module = _read(directory)
     layout = fitting_layout(run, module)
     check_computes(module)
+    _check_buffers(run, module)
     _, _, commit = open_model(directory).source.rpartition("@")
     if run.start.is_on_hub and not commit:
         raise ConfigError(
@@ -208,6 +216,27 @@ def fitting_layout(run: RunConfig, module: nn.Module) -> Layout:
             remedy=_REMEDY,
         )
     return layout
+
+
+def _check_buffers(run: RunConfig, module: nn.Module) -> None:
+    """Raises ConfigError for a checkpoint with trained values besides its parameters, which no run's state has. Such
+    are the biases by which DeepSeek-V3's routers balance their experts."""
+    found = _buffers(module)
+    if not any(bool(values.any()) for values in found.values()):
+        return  # as in a model that is just built
+    fresh = _buffers(build_model(run.model))
+    trained = [name for name, x in found.items() if not torch.allclose(x.float(), fresh[name].float(), rtol=0.01)]
+    if trained:
+        raise ConfigError(
+            f"the checkpoint's {trained[0]} is no parameter: members would train without it",
+            remedy="start from a checkpoint of another family, or from random weights",
+        )
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Return the values of a checkpoint that are not parameters."""
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    return {name: values for name, values in module.state_dict().items() if name not in parameters}
 
 
 def differing_settings(run: RunConfig, config: Any) -> list[str]:

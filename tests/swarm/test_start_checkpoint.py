@@ -20,7 +20,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import module_run
 from swarm.training.run.run_tables import DataConfig, StartConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DeepseekV3Config
 
 
 def run_of(directory: Path, start: StartConfig | None = None) -> RunConfig:
@@ -170,6 +170,40 @@ def test_pin_of_a_model_that_computes_something_else_names_the_settings(tmp_path
     run = run_of(checkpoint)
     run = replace(run, model={**run.model, "rms_norm_eps": 0.1})
     assert pin_of(run, copy_at(checkpoint, tmp_path)).differing == ("rms_norm_eps",)
+
+
+@pytest.mark.parametrize("bias", [0.0, 0.5])
+def test_pin_of_a_checkpoint_with_trained_values_that_are_no_parameters_is_refused(tmp_path: Path, bias: float) -> None:
+    """DeepSeek-V3 balances its experts by a buffer, which is no part of a run's state."""
+    config = DeepseekV3Config(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        q_lora_rank=8,
+        kv_lora_rank=8,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=1,
+    )
+    directory = write_model(tmp_path / "checkpoint", config)
+    model: Any = AutoModelForCausalLM.from_pretrained(directory)
+    model.model.layers[1].mlp.gate.e_score_correction_bias.fill_(bias)
+    model.save_pretrained(tmp_path / "trained")
+    run = run_of(tmp_path / "trained")
+    if bias:
+        with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.gate\.e_score_correction_bias is no parameter"):
+            pin_of(run, copy_at(tmp_path / "trained", tmp_path))
+    else:
+        assert pin_of(run, copy_at(tmp_path / "trained", tmp_path)).differing == ()
 
 
 def test_dropout_of_a_checkpoint_is_no_setting_of_a_run_that_starts_from_it(tmp_path: Path) -> None:

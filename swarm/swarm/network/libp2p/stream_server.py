@@ -78,16 +78,16 @@ class StreamServer:
             writer.transport.abort()
             return
         protocol, handler, max_bytes = self._handlers[info.proto]
-        with self._slots.taken(peer_id) as has_room:
+        with contextlib.ExitStack() as slots:
+            has_room = slots.enter_context(self._slots.taken(peer_id))
+            may_linger = has_room or slots.enter_context(self._refused.taken(peer_id))
             try:
-                if has_room and not await self._host.admits(peer_id, protocol):
+                if not may_linger or (has_room and not await self._host.admits(peer_id, protocol)):
                     return
                 async with asyncio.timeout(OPENING_TIMEOUT_S):
                     stream_id = await reader.readexactly(ID_BYTES)
                 if not has_room:
-                    with self._refused.taken(peer_id) as may_linger:
-                        if may_linger:
-                            await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
+                    await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
                 else:
                     raw = (reader, writer)
                     with self._resumable.accepted(raw, peer_id, stream_id, max_message_bytes=max_bytes) as stream:

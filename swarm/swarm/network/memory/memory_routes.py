@@ -30,7 +30,7 @@ the request to resume."""
 
 
 Meters = tuple[LinkMeter, UnreadBudget]
-"""What measures and bounds what a node receives."""
+"""They measure and bound what a node receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,9 +157,9 @@ class TokenSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerForm:
-    """How an answer is shown. With `num_logprobs`, tokens have log probabilities; with `scores_end`, an end token has
-    one, too. An answer that `continues` its prompt's text may begin with a space, which some tokenizers leave out at
-    the start of a text."""
+    """Says how an answer is shown. With `num_logprobs`, tokens have log probabilities; with `scores_end`, an end token
+    has one, too. An answer that `continues` its prompt's text may begin with a space, which some tokenizers leave out
+    at the start of a text."""
 
     num_logprobs: int | None = None
     scores_end: bool = False

@@ -240,6 +240,17 @@ def _noise(bits_N: NDArray[np.uint64], std: float) -> NDArray[np.float32]:
 
 def transformers_config(model: Mapping[str, Any]) -> Any:
     """Return the transformers config that [model] describes. Raises ConfigError."""
+    try:
+        return _described_config(model)
+    except ConfigError:
+        raise
+    except Exception as error:  # transformers validates with many kinds of exception
+        raise ConfigError(
+            f"transformers refuses [model]: {_last_line(error)}", remedy="correct its settings"
+        ) from error
+
+
+def _described_config(model: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig  # noqa: PLC0415
 
     refuse_module_run(model)
@@ -256,12 +267,10 @@ def transformers_config(model: Mapping[str, Any]) -> Any:
     _check_settings(keys)
     try:
         config = AutoConfig.for_model(model_type, **keys)
-    except Exception as error:  # transformers validates with many kinds of exception
+    except Exception as error:
         if (wrong := _WRONG_TYPE.search(str(error))) is not None and wrong["key"] in keys:
             raise _refusal(keys, wrong["key"], f"use {_TYPES[wrong['type']]}") from error
-        raise ConfigError(
-            f"transformers refuses [model]: {_last_line(error)}", remedy="correct its settings"
-        ) from error
+        raise
     if not hasattr(config, "num_hidden_layers") or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise _refusal(model, "model_type", "use a decoder-only model")
     _check_shape(keys, config)

@@ -75,6 +75,12 @@ def test_check_model_refuses_a_model_that_is_no_language_model(tiny_run: RunConf
             check_model(replace(tiny_run, model={"model_type": model_type}))
 
 
+@pytest.mark.parametrize("family", ["dots3_note_text", "gemma4_assistant", "nougat"])
+def test_check_model_refuses_a_family_whose_settings_transformers_cannot_give(family: str) -> None:
+    with pytest.raises(ConfigError, match=r"transformers refuses \[model\]"):
+        check_model(RunConfig(name="run", model={"model_type": family}))
+
+
 def test_check_model_refuses_a_pattern_of_too_many_layers_before_expanding_it(tiny_run: RunConfig) -> None:
     pattern = {"model_type": "gpt_neo", "num_layers": 2, "hidden_size": 16, "num_heads": 4}
     for repetitions in (5000, 1 << 62):

@@ -30,6 +30,7 @@ from swarm.training.run.run_model import (
     check_computes,
     check_model,
     layout_of,
+    model_keys,
     transformers_config,
     weights_digest,
 )
@@ -244,15 +245,17 @@ def differing_settings(run: RunConfig, config: Any) -> list[str]:
     mine, theirs = transformers_config(run.model).to_dict(), config.to_dict()
     if mine["model_type"] != theirs["model_type"]:
         return ["model_type"]
-    names = {name for name in mine.keys() | theirs.keys() if not has_no_effect(name)} - _WITHOUT_EFFECT
+    names = {name for name in mine.keys() | theirs.keys() if not (has_no_effect(name) or name.startswith("_"))}
+    names -= _WITHOUT_EFFECT
     return sorted(name for name in names if mine.get(name) != theirs.get(name))
 
 
 def model_settings(config: Any) -> dict[str, Any]:
-    """Return the keys of [model] that describe `config`, a checkpoint's: those that differ from its family's
-    defaults."""
+    """Return the keys of [model] that describe `config`, a checkpoint's: those of its family that differ from
+    the defaults."""
     settings = {"model_type": config.model_type, **_without_none(config.to_diff_dict())}
-    return {key: value for key, value in settings.items() if key not in _OF_THE_FILE and not has_no_effect(key)}
+    known = model_keys(config.model_type) - _OF_THE_FILE
+    return {key: value for key, value in settings.items() if key in known and not has_no_effect(key)}
 
 
 def _without_none(value: dict[str, Any]) -> dict[str, Any]:

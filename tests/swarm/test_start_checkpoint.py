@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,10 @@ from swarm.start_checkpoint import CheckpointSource, bringing, model_settings, p
 from swarm.training.data.tokenizing import PreparationStopped
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_model import module_run
+from swarm.training.run.run_model import build_model, module_run
 from swarm.training.run.run_tables import DataConfig, StartConfig
 from swarm_protocol.errors import ConfigError, IntegrityError
-from transformers import AutoModelForCausalLM, DeepseekV3Config
+from transformers import AutoModelForCausalLM, DeepseekV3Config, Gemma3TextConfig, Qwen3MoeConfig
 
 
 def run_of(directory: Path, start: StartConfig | None = None) -> RunConfig:
@@ -170,6 +171,34 @@ def test_pin_of_a_model_that_computes_something_else_names_the_settings(tmp_path
     run = run_of(checkpoint)
     run = replace(run, model={**run.model, "rms_norm_eps": 0.1})
     assert pin_of(run, copy_at(checkpoint, tmp_path)).differing == ("rms_norm_eps",)
+
+
+_SIZES = {
+    "vocab_size": 256,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
+_EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    "config", [Gemma3TextConfig(**_SIZES), Qwen3MoeConfig(**_SIZES, **_EXPERTS)], ids=lambda each: each.model_type
+)
+def test_pin_of_a_checkpoint_whose_config_has_keys_that_its_family_does_not_name(tmp_path: Path, config: Any) -> None:
+    directory = write_model(tmp_path / "model", config)
+    settings = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**settings, "note_of_another_tool": True}))
+    run = run_of(directory)
+    assert pin_of(run, copy_at(directory, tmp_path)).differing == ("note_of_another_tool",)
+    built: Any = build_model(run.model)
+    Layout.of(built).set_parameters(built, values_of(directory, run))
+    x_BT = torch.arange(100, 140)[None]
+    with torch.no_grad():
+        assert torch.equal(built(x_BT).logits, AutoModelForCausalLM.from_pretrained(directory)(x_BT).logits)
 
 
 @pytest.mark.parametrize("bias", [0.0, 0.5])

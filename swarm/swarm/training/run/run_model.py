@@ -262,8 +262,7 @@ def _described_config(model: Mapping[str, Any]) -> Any:
         close = difflib.get_close_matches(model_type, CONFIG_MAPPING.keys(), n=1)
         remedy = f"did you mean {close[0]!r}?" if close else "use a decoder family of transformers, such as llama"
         raise ConfigError(f"[model] model_type = {toml_value(model_type)[:80]} is not known", remedy=remedy)
-    known = {key for key in AutoConfig.for_model(model_type).to_dict() if not key.startswith("_")}
-    refuse_unknown_keys(keys, known - _REFUSED_KEYS, "[model]")
+    refuse_unknown_keys(keys, model_keys(model_type), "[model]")
     _check_settings(keys)
     try:
         config = AutoConfig.for_model(model_type, **keys)
@@ -275,6 +274,16 @@ def _described_config(model: Mapping[str, Any]) -> Any:
         raise _refusal(model, "model_type", "use a decoder-only model")
     _check_shape(keys, config)
     return config
+
+
+def model_keys(model_type: str) -> set[str]:
+    """Return the keys of [model] that the family `model_type` of transformers has."""
+    from transformers import AutoConfig  # noqa: PLC0415
+
+    known = {key for key in AutoConfig.for_model(model_type).to_dict() if not key.startswith("_")}
+    if "num_key_value_heads" in known:
+        known.add("head_dim")  # Qwen3-MoE's attention uses it, and its config does not name it
+    return known - _REFUSED_KEYS
 
 
 def _check_settings(keys: Mapping[str, Any]) -> None:

@@ -178,7 +178,13 @@ class IncomingStreams:
         if self._closed.is_set():
             writer.transport.abort()
             return
-        task = self._tasks.create_task(self._serve(reader, writer))
+        serving = self._serve(reader, writer)
+        try:
+            task = self._tasks.create_task(serving)
+        except RuntimeError:  # the tasks were cancelled in this turn of the loop
+            serving.close()
+            writer.transport.abort()
+            return
         # a task that is cancelled before its first step does not run its own `finally`
         task.add_done_callback(lambda ended: writer.transport.abort() if ended.cancelled() else None)
 

@@ -37,6 +37,37 @@ def test_stream_whose_task_is_cancelled_before_it_began_is_closed(tmp_path: Path
     asyncio.run(main())
 
 
+def test_stream_that_arrives_in_the_turn_in_which_the_tasks_are_cancelled_is_closed() -> None:
+    async def serve(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        raise AssertionError("it was served")
+
+    async def fail() -> None:
+        raise OSError("the daemon has ended")
+
+    async def arrive(streams: IncomingStreams) -> None:
+        here, there = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=here)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            streams.connected(reader, writer)
+            assert writer.transport.is_closing()
+            there.close()
+
+    async def run() -> None:
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            tasks.create_task(arrive(IncomingStreams(tasks, serve)))
+            await asyncio.sleep(0.1)
+            tasks.create_task(fail())
+
+    async def main() -> None:
+        with pytest.raises(ExceptionGroup) as caught:
+            await run()
+        assert [str(error) for error in caught.value.exceptions] == ["the daemon has ended"]
+
+    asyncio.run(main())
+
+
 def test_stream_that_arrives_while_the_tasks_end_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     path = str(tmp_path / "streams.sock")
 

@@ -216,13 +216,13 @@ def give_up_short(state: RoundState, now: float) -> Transition:
     """Give up: too few members are ready, or the run refuses this one and nobody else coordinates."""
     if _is_refused(state):
         return give_up(state, UNINVITED, (), now)
-    setup, ready = state.setup, {**_current_reports(state), state.setup.me: own_report(state)}
-    here, absent = set(ready), set(setup.roster) - set(ready)
+    setup, reports = state.setup, {**_current_reports(state), state.setup.me: own_report(state)}
+    here, absent = _ready_members(state), set(setup.roster) - set(reports)
     busy, missing = sorted(absent & state.heard), tuple(sorted(absent - state.heard))
     names = f"; missing: {', '.join(map(short_id, missing))}" if missing else ""
     names += f"; there, and not ready: {', '.join(map(short_id, busy))}" if busy else ""
     few = presence(len(here), setup.succession.min_group, of_roster=False, how="ready")
-    reason = lack_of_seats(setup, ready.values()) or few
+    reason = lack_of_seats(setup, [reports[peer] for peer in here]) or few
     if not setup.succession.is_usual(setup.roster, here):
         needed, num_here = setup.succession.num_usual(setup.roster), len(here & set(setup.roster))
         reason = presence(num_here, needed, of_roster=True, how="ready")
@@ -325,8 +325,8 @@ def _current_reports(state: RoundState) -> dict[str, Ready]:
 
 
 def _ready_members(state: RoundState) -> set[str]:
-    """Return the members that have reported to this attempt, and this member."""
-    return _current_reports(state).keys() | {state.setup.me}
+    """Return this member, and those that have reported to this attempt, except for those that it will leave out."""
+    return (_current_reports(state).keys() - state.faults.failed) | {state.setup.me}
 
 
 def absent_members(state: RoundState) -> tuple[str, ...]:
@@ -369,7 +369,7 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
             voted = state.voting.prepare_votes if state.phase == "preparing" else state.voting.commit_votes
             return tuple(peer for peer in group.group.peer_ids if peer not in voted and peer != setup.me)
         case "forming" | "left_out" | "resting" if state.coordinator == setup.me:
-            return tuple(sorted(set(setup.roster) - _ready_members(state)))
+            return tuple(sorted(set(setup.roster) - _current_reports(state).keys() - {setup.me}))
         case "forming" | "left_out" | "resting":
             is_short = state.attempts.short_since is not None
             missing = {*state.faults.unreachable, *state.faults.doubted} & set(setup.roster) if is_short else set()

@@ -441,6 +441,22 @@ def test_report_names_accused_roster_members_before_former_ones() -> None:
     assert OTHERS[0] in ask.ready.accused
 
 
+def test_coordinator_waits_for_others_in_place_of_a_member_that_it_will_leave_out() -> None:
+    """It would otherwise give up as soon as all members of the state are there, and never meet one that is not."""
+    liar, honest = OTHERS[0], OTHERS[1]
+    state = machine.begin(
+        setup(COORDINATOR, min_group=3, roster=(COORDINATOR, liar, honest)), accused={liar: "it lied"}
+    )
+    for peer in (liar, honest):
+        state, actions = machine.step(state, Reported(peer=peer, ready=ready()), 0.0)
+        assert actions == []
+    state, actions = machine.step(state, OFFER, 0.1)
+    assert (state.phase, actions) == ("forming", [])
+    state, (sign,) = machine.step(state, Reported(peer=ME, ready=ready()), 0.2)
+    assert isinstance(sign, Sign)
+    assert liar not in sign.group.peer_ids
+
+
 def test_coordinator_forms_the_group_without_its_own_work_when_its_interval_takes_long() -> None:
     script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in (ME, *OTHERS)]
     state, actions = run([*script, (1.0, Tick()), (2.0, Tick())], setup(COORDINATOR))

@@ -85,10 +85,12 @@ def draw_clusters(
     size: int,
     newcomers: frozenset[str] = frozenset(),
     num_seats: int = limits.MAX_GROUP_MEMBERS,
+    min_group: int = 1,
 ) -> Clusters:
     """Return the clusters of the step that follows the state `digest`, whose members are `roster` and whose trainers
     are `trainers`. There are none if `size` is 1, and before a run's first group. `newcomers` are the trainers on
-    probation: they take vacant places after all others, and at most `num_seats`."""
+    probation: they take vacant places after all others, and at most `num_seats`. If `roster` is less than `min_group`,
+    others may report, too: those with seats may be gone."""
     if size == 1 or not roster:
         return Clusters(size=size)
     heads = tuple(sorted(roster, key=lambda peer: drawn(digest, peer)))
@@ -105,7 +107,7 @@ def draw_clusters(
         dealt={peer: _heads_of(heads, place) for place, peer in enumerate(followers)},
         led={head: tuple(followers[index :: len(heads)]) for index, head in enumerate(heads)},
         size=size,
-        is_full=len(seats) >= num_free,
+        is_full=len(seats) >= num_free and len(heads) >= min_group,
         newcomers_per_head=max(1, limits.MAX_NEWCOMERS // max_group),
     )
 

@@ -171,6 +171,7 @@ class Replica:
             size=config.cluster_size,
             newcomers=frozenset(self.standings.left),
             num_seats=config.probation.num_seats(config.max_group, len(self.roster)),
+            min_group=config.min_group,
         )
 
     def lease(self, peer: str, step: int) -> Lease:

@@ -78,6 +78,26 @@ def test_second_heads_of_one_cluster_are_spread_over_all_other_heads() -> None:
         assert max(seconds.values()) == 2
 
 
+@pytest.mark.parametrize(("min_group", "is_full"), [(3, True), (4, False)])
+def test_newcomers_report_themselves_while_the_round_depends_on_those_that_have_seats(
+    min_group: int, is_full: bool
+) -> None:
+    """If the one with the seat was gone, the run would wait for it, and heads would bring all others."""
+    heads, seated = HEADS[:3], OTHERS[0]
+    clusters = draw_clusters(
+        DIGEST,
+        heads,
+        frozenset({*heads, seated}),
+        max_group=16,
+        size=8,
+        newcomers=frozenset({seated}),
+        num_seats=1,
+        min_group=min_group,
+    )
+    assert clusters.promoted == (seated,)
+    assert clusters.follows(STRANGER) == is_full
+
+
 @given(st.binary(min_size=32, max_size=32), st.integers(1, 42), st.integers(1, 6))
 def test_each_trainer_is_a_head_promoted_or_a_follower(digest: bytes, num_others: int, num_heads: int) -> None:
     heads = HEADS[:num_heads]

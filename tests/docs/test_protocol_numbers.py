@@ -20,7 +20,7 @@ from swarm.network.relay import relay, relay_access, reservations
 from swarm.serving.evidence import server_convictions
 from swarm.serving.server import connection_server, forward_server, push_connections, session_queues
 from swarm.serving.session import pipeline, session_state
-from swarm.training.allreduce import butterfly, leaf_checks, parts, peer_connections
+from swarm.training.allreduce import butterfly, leaf_checks, part_streams, parts, peer_connections
 from swarm.training.member import members_watch, round_service
 from swarm.training.round import round_state
 from swarm.training.run import signed_run
@@ -124,8 +124,11 @@ SAID = [
     (
         "rounds.md",
         f"`reduce_s` = {run_context.SPARE_S:.0f} s + 2 × encoded bytes ÷ "
-        f"{peer_connections.SLOWEST_MEMBER_BYTES_PER_S:,.0f}",
+        f"{peer_connections.SLOWEST_MEMBER_BYTES_PER_S:,.0f} ÷ {part_streams.SLICES_SHARE}",
     ),
+    ("rounds.md", f"After {part_streams.SLICES_SHARE} of `reduce_s` an owner gives up"),
+    ("rounds.md", f"after {part_streams.RESULTS_SHARE} the others for an owner"),
+    ("rounds.md", f"after {part_streams.AUDITS_SHARE} auditors"),
     ("rounds.md", f"`vote_s` = {run_context.SPARE_S:.0f} s + N ÷ {run_context.SLOWEST_VALUES_PER_S:,.0f}"),
     ("rounds.md", f"between 1/{parts.NOISE} and {parts.NOISE} becomes 1"),
     ("rounds.md", f"cut to 1/{parts.MAX_SKEW:.0f} and {parts.MAX_SKEW:.0f}"),

@@ -111,3 +111,16 @@ def test_member_on_the_slowest_supported_connection_does_not_count_as_silent(nam
             assert not any(other.of(RoundAborted) for other in others)
 
     virtual_time.run(main())
+
+
+def test_members_that_all_have_the_slowest_supported_connection_have_time_for_a_step() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=4, outer_steps=1)) as swarm:
+            for index in range(4):
+                inner = SyntheticInner(num_values=16 * FRAME_VALUES)
+                await swarm.join(f"m{index}", inner=inner, bytes_per_s=SLOWEST_MEMBER_BYTES_PER_S)
+            members = await swarm.finish()
+            assert_equal_steps(members, 1)
+            assert not any(member.of(RoundAborted) for member in members)
+
+    virtual_time.run(main())

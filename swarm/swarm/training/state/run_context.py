@@ -20,6 +20,7 @@ from swarm_protocol.run_credentials import RunCredential, grant_of, revocation_i
 
 from swarm.network.interface import FailpointHook
 from swarm.threads import in_executor
+from swarm.training.allreduce.part_streams import SLICES_SHARE
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import SLOWEST_MEMBER_BYTES_PER_S, BandwidthMeter, PeerConnections
 from swarm.training.round.promise import Promise, PromiseStore
@@ -81,7 +82,8 @@ def setup_of(context: RunContext) -> RoundSetup:
     num_values = fragment.stop - fragment.start
     roster, order = replica.roster, replica.order
     grace_s = config.quorum_grace_s if roster else max(config.quorum_grace_s, FOUNDING_GRACE_S)
-    both_ways_bytes = 2 * context.codec.encoded_bytes(num_values)
+    # slices and results travel at the same time, so all bytes have to fit the share for slices
+    bytes_s = 2 * context.codec.encoded_bytes(num_values) / SLOWEST_MEMBER_BYTES_PER_S / SLICES_SHARE
     return RoundSetup(
         run=context.run,
         me=context.network.peer_id,
@@ -106,7 +108,7 @@ def setup_of(context: RunContext) -> RoundSetup:
         order=replica.proof.origin.order if replica.proof else b"",
         grace_s=grace_s,
         patience_s=grace_s + PATIENCE_S,
-        reduce_s=min(limits.MAX_PHASE_S, SPARE_S + both_ways_bytes / SLOWEST_MEMBER_BYTES_PER_S),
+        reduce_s=min(limits.MAX_PHASE_S, SPARE_S + bytes_s),
         vote_s=min(limits.MAX_PHASE_S, SPARE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
     )
 

@@ -63,19 +63,22 @@ class Shutdown:
 
 @contextmanager
 def signals_to(shutdown: Shutdown) -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and SIGHUP (the terminal closes) into requests to leave. A process without a terminal, such
-    as a service, goes on after SIGHUP, which tools such as logrotate send.
+    """Turn Ctrl-C, SIGTERM and SIGHUP (the terminal closes) into requests to leave.
+
+    A process without a terminal, such as a service, ignores SIGHUP, which tools such as logrotate send. So do the child
+    processes that it starts meanwhile: `systemctl kill` sends it to all processes of a service.
 
     The request that forces also restores the default actions, so that one more signal ends a stuck node.
     """
     loop = asyncio.get_running_loop()
     handled = {signal.SIGINT: CTRL_C, signal.SIGTERM: "SIGTERM"}
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the node survives its terminal
-        handled[signal.SIGHUP] = "the terminal is gone" if has_terminal() else ""
+    before = signal.getsignal(signal.SIGHUP)
+    if before != signal.SIG_IGN and has_terminal():  # under nohup the node survives its terminal
+        handled[signal.SIGHUP] = "the terminal is gone"
+    else:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def arrived(number: signal.Signals) -> None:
-        if not handled[number]:
-            return
         shutdown.request(handled[number])
         if shutdown.forced.is_set():
             restore()
@@ -90,6 +93,7 @@ def signals_to(shutdown: Shutdown) -> Iterator[None]:
         yield
     finally:
         restore()
+        signal.signal(signal.SIGHUP, before)
 
 
 def has_terminal() -> bool:

@@ -156,20 +156,21 @@ def test_signals_that_nohup_has_ignored_stay_ignored() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
-def test_service_goes_on_after_the_signal_with_which_logrotate_ends() -> None:
+def test_service_and_its_child_processes_ignore_the_signal_with_which_logrotate_ends() -> None:
     """A service has no terminal that could close, and systemd does not start one again that has left by itself."""
     script = """
-import asyncio, os, signal
+import asyncio, os, signal, subprocess
 from swarm_node.shutdown import Shutdown, signals_to
 
 async def scene():
     shutdown = Shutdown()
     with signals_to(shutdown):
-        os.kill(os.getpid(), signal.SIGHUP)
-        assert not await shutdown.wait(0.2)
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+        os.killpg(0, signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGTERM)
         await shutdown.leaving.wait()
-    print(shutdown.reason)
+    child.communicate()
+    print(child.returncode, shutdown.reason)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 asyncio.run(scene())
@@ -177,7 +178,7 @@ asyncio.run(scene())
     done = subprocess.run(
         [sys.executable, "-c", script], start_new_session=True, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stdout) == (0, "SIGTERM\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "0 SIGTERM\n"), done.stderr
 
 
 @pytest.mark.parametrize(

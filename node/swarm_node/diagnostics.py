@@ -54,7 +54,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
     def shouldRollover(self, record: logging.LogRecord) -> bool:  # noqa: N802 the base class' name
         if self.stream is not None and not self._is_file(self.stream.fileno()):
             self.stream.close()
-            self.stream = self._open()
+            self.stream = None  # the base class opens it, for a later line if that fails now
         return bool(super().shouldRollover(record))
 
     def _is_file(self, descriptor: int) -> bool:

@@ -65,6 +65,17 @@ def test_log_that_logrotate_moves_or_that_is_removed_is_begun_again(tmp_path: Pa
     assert "second" not in (tmp_path / "rotated.log").read_text() + path.read_text()
 
 
+def test_log_is_begun_again_once_its_directory_is_there_again(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    path = diagnostics.set_up(tmp_path / "log", log_format="human", level="info")
+    lines = logging.getLogger("swarm.tests")
+    path.parent.rename(tmp_path / "moved")
+    lines.info("first")
+    path.parent.mkdir()
+    lines.info("second")
+    assert path.read_text().endswith("second\n")
+
+
 def test_log_on_a_full_disk_says_so_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "swarm-node.log").symlink_to("/dev/full")
     diagnostics.set_up(tmp_path, log_format="human", level="info")

@@ -139,9 +139,8 @@ class Home:
         try:
             with explained("use the home directory"):
                 for directory in (self.path, self.cache, self.checkpoints, self.log):
-                    _check_own(directory)
                     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                    _check_writable(directory)
+                    _check_usable(directory)
         except (ConfigError, OSError):
             remove_empty(missing)
             raise
@@ -226,23 +225,24 @@ class Home:
         )
 
 
-def _check_own(directory: Path) -> None:
-    """Raise ConfigError if the directory is another user's, who can replace its files by links to this user's own."""
-    if directory.exists() and directory.stat().st_uid not in {0, os.geteuid()}:
+def _check_usable(directory: Path) -> None:
+    """Raise OSError, naming the directory, if no file can be written there. Raise ConfigError if it is another user's,
+    who can replace its files by links to this user's own.
+
+    Some file systems, such as NFS, give all files to one user, so that a new file tells who this user is there.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(b"is there room, and may we write?")
+            own = os.fstat(probe.fileno()).st_uid
+    except OSError as error:
+        error.filename = str(directory)
+        raise
+    if directory.stat().st_uid not in {0, own}:
         raise ConfigError(
             f"the home directory {directory} belongs to another user, who could have this node overwrite your files",
             remedy="run this command as that user, or choose another directory with --home",
         )
-
-
-def _check_writable(directory: Path) -> None:
-    """Raise OSError, naming the directory, if no file can be written there."""
-    try:
-        with tempfile.TemporaryFile(dir=directory) as probe:
-            probe.write(b"is there room, and may we write?")
-    except OSError as error:
-        error.filename = str(directory)
-        raise
 
 
 def remove_empty(folders: Iterable[Path]) -> None:

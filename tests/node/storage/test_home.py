@@ -52,10 +52,23 @@ def test_home_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     if os.geteuid() == 0:
         os.chown(home.path / inner, 12345, -1)
     else:
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        of_file = os.fstat
+        monkeypatch.setattr(os, "fstat", lambda at: os.stat_result((*of_file(at)[:4], 12345, *of_file(at)[5:10])))
     with pytest.raises(ConfigError, match=r"belongs to another user") as error:
         home.create()
     assert "--home" in error.value.remedy
+
+
+def test_home_on_a_file_system_that_gives_all_files_to_one_user_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = made(tmp_path / "home")
+    owner = 12345 if os.geteuid() == 0 else os.geteuid()
+    for folder in (home.path, home.cache, home.checkpoints, home.log):
+        os.chown(folder, owner, -1)
+    monkeypatch.setattr(os, "fstat", lambda _: home.path.stat())
+    monkeypatch.setattr(os, "geteuid", lambda: 54321)
+    home.create()
 
 
 def test_create_on_a_full_disk_says_so_and_leaves_no_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

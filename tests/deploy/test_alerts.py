@@ -42,6 +42,8 @@ WITHIN_15S = "swarm_gateway_time_to_first_token_seconds_bucket{le='15'}"
 ANY_TIME = "swarm_gateway_time_to_first_token_seconds_bucket{le='+Inf'}"
 ANSWERED = "swarm_gateway_http_requests_total{route='/v1/completions',status='200'}"
 FAILED = "swarm_gateway_http_requests_total{route='/v1/completions',status='503'}"
+FULL = "swarm_gateway_http_requests_total{route='/v1/completions',status='429'}"
+TOO_FAST = "swarm_gateway_http_requests_total{route='other',status='429'}"
 WELL = "swarm_gateway_http_requests_total{route='/health',status='200'}"
 UNWELL = "swarm_gateway_http_requests_total{route='/health',status='503'}"
 
@@ -146,6 +148,12 @@ FAULTS = [
         quiet=9,
         firing=14,
     ),
+    Fault(
+        alert="SwarmGatewayFailing",
+        series={ANSWERED: "0+9x30", FULL: "0x5 1+1x25"},
+        quiet=9,
+        firing=14,
+    ),
     Fault(  # the last step is committed in minute 20, and half an hour later the alert says so
         alert="SwarmRunStalled",
         series={COMMITTED: "1+1x20 21x60", STEP: "1+1x20 21x60", OF: "100x80", TRAINING: "1x80"},
@@ -191,6 +199,7 @@ HEALTHY = {
         FAILED: "9x40",
     },
     "a load balancer asks a gateway without models": {UNWELL: "0+12x40", ANSWERED: "9x40", FAILED: "9x40"},
+    "a caller asks a gateway too often": {ANSWERED: "0+9x40", TOO_FAST: "0+9x40"},
     "a volunteer trains at other hours": {
         COMMITTED: "21x80",
         STEP: "21x80",

@@ -59,7 +59,7 @@ class ConnectionLimit:
                 if closed and not has_warned:
                     logger.warning("%d peers are connected: closing the connections to %d", len(known), len(closed))
                 has_warned = has_warned or bool(closed)
-                for peer_id in closed or self._weights(known):
+                for peer_id in {*closed, *self._weights(known)}:
                     with suppress(*CONTROL_FAILURES):
                         await self._host.control.disconnect(peer_id)
 

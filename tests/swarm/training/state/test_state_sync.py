@@ -110,11 +110,11 @@ def test_member_follows_by_parts_when_it_missed_a_few_steps(is_resumed: bool) ->
 def test_member_fetches_no_parts_while_it_audits_the_step_that_others_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     audit, fetched, late = Auditing.audit, list[str](), list[str]()
 
-    async def late_audit(self: Auditing, parts: Sequence[Data]) -> None:
+    async def late_audit(self: Auditing, parts: Sequence[Data], within_s: float) -> None:
         if self._streams.me == identity_of("m3").peer_id:
             late.append(self._streams.me)
             await asyncio.sleep(1000.0)
-        await audit(self, parts)
+        await audit(self, parts, within_s)
 
     async def parts(*_: object) -> tuple[Data, ...]:
         fetched.append("parts")

@@ -185,12 +185,10 @@ def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], wher
     unknown = [str(key)[:80] for key in mapping if key not in known]
     if not unknown:
         return
-    if len(unknown) > 1:
-        named = first_few(unknown, MAX_NAMED_KEYS, repr)
-        raise UnknownKey(f"{where} has unknown keys: {named}", remedy="remove them, or look up the settings you mean")
-    close = difflib.get_close_matches(unknown[0], known, n=1)
-    remedy = f"did you mean {close[0]!r}?" if close else "remove it, or look up the setting you mean"
-    raise UnknownKey(f"{where} has an unknown key {unknown[0]!r}", remedy=remedy)
+    close = [match for key in unknown[:MAX_NAMED_KEYS] for match in difflib.get_close_matches(key, known, n=1)]
+    what = "an unknown key" if len(unknown) == 1 else "unknown keys:"
+    remedy = f"did you mean {', '.join(map(repr, close))}?" if close else "look up what you mean, or leave it out"
+    raise UnknownKey(f"{where} has {what} {first_few(unknown, MAX_NAMED_KEYS, repr)}", remedy=remedy)
 
 
 def table_of(kind: type[Any], key: str, mapping: object) -> Any:

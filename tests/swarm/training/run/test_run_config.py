@@ -101,6 +101,7 @@ def test_from_mapping_names_all_impossible_values() -> None:
         ({"interval_step": 3}, "'interval_steps'"),
         ({"inner": {"learningrate": 1}}, "'learning_rate'"),
         ({"data": {"windowtokens": 1}}, "'window_tokens'"),
+        ({"interval_step": 3, "zzz": 1, "outer_step": 3}, "'interval_steps', 'outer_steps'"),
     ],
 )
 def test_from_mapping_suggests_the_nearest_key_for_an_unknown_one(mapping: dict[str, Any], suggestion: str) -> None:

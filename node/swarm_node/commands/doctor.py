@@ -265,12 +265,13 @@ def _usable(config: Config) -> tuple[str, ...]:
     return tuple(usable) or LOOPBACK
 
 
-def _way_in(network: Libp2pNetwork) -> str:
+def _way_in(config: Config, network: Libp2pNetwork) -> str:
     entry = network.entry
     if entry.given:
         return f"through {plural(len(entry.given), 'given peer')}"
     if entry.remembered:
-        return f"through {plural(len(entry.remembered), 'remembered peer')}, as no given peer answered"
+        why = ", as no given peer answered" if config.peers else ""
+        return f"through {plural(len(entry.remembered), 'remembered peer')}{why}"
     return f"through {plural(len(entry.nearby), 'node')} of the local network"
 
 
@@ -304,10 +305,9 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         reached = Finding("reachability", "ok", str(meaning))
     else:
         reached = Finding("reachability", "warn", meaning.meaning, meaning.remedy)
+    joined = f"joined {config.network_id}, which has {plural(num_nodes, 'node')}"
     return [
-        Finding(
-            "seeds", "ok", f"joined {config.network_id}, which has {plural(num_nodes, 'node')}, {_way_in(network)}"
-        ),
+        Finding("seeds", "ok", f"{joined}, {_way_in(config, network)}"),
         replace(clock, message=f"{clock.message}, within {limits.MAX_CLOCK_SKEW_S:.0f} s of the seeds' clocks"),
         reached,
     ]

@@ -13,7 +13,7 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 from swarm.network.libp2p.greeting import off_by
-from swarm.network.network_entry import ClockError
+from swarm.network.network_entry import ClockError, NetworkEntry
 from swarm_node import cli
 from swarm_node.commands import doctor
 from swarm_node.commands.doctor import Finding
@@ -209,3 +209,10 @@ def test_check_gpu_with_a_driver_that_torch_cannot_use_warns(tmp_path: Path, mon
     assert only(doctor.check_gpu(config(tmp_path))).result == "warn"
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert only(doctor.check_gpu(config(tmp_path))).result == "ok"
+
+
+def test_way_in_blames_given_peers_only_if_some_were_given(tmp_path: Path) -> None:
+    network = SimpleNamespace(entry=NetworkEntry(remembered=("12D3KooWone", "12D3KooWtwo")))
+    assert doctor._way_in(config(tmp_path), network) == "through 2 remembered peers"  # type: ignore[arg-type]
+    given = config(tmp_path, peers=("/dns4/seed.example.org/tcp/4001/p2p/12D3KooWgone",))
+    assert doctor._way_in(given, network).endswith("as no given peer answered")  # type: ignore[arg-type]

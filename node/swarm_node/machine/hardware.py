@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from swarm.machine_memory import machine_memory
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
@@ -90,17 +91,6 @@ def cpu_name() -> str:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names and names[0].isprintable() else platform.processor() or platform.machine() or "CPU"
-
-
-def machine_memory() -> tuple[int, int]:
-    """Return free and total bytes. A container's own memory limit counts if there is one."""
-    found = psutil.virtual_memory()
-    cgroup = Path("/sys/fs/cgroup")  # version 2
-    try:
-        limit_bytes, used_bytes = (int((cgroup / f"memory.{what}").read_text()) for what in ("max", "current"))
-    except (OSError, ValueError):  # no such file, or "max"
-        return found.available, found.total
-    return min(found.available, max(0, limit_bytes - used_bytes)), min(found.total, limit_bytes)
 
 
 WORKING_BYTES = 96 * 2**20

@@ -30,9 +30,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
+from swarm.machine_memory import machine_memory
 from swarm_protocol.errors import ConfigError, reason_of
 
-from swarm_node.machine.hardware import Hardware, Speeds, cpu_name, machine_memory
+from swarm_node.machine.hardware import Hardware, Speeds, cpu_name
 from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.storage.home import JsonMemory
 

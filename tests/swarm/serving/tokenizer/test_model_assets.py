@@ -225,11 +225,14 @@ def test_short_requests_go_before_long_ones_that_wait() -> None:
     async def scenario() -> None:
         queue = TokenizerQueue("tiny", cast(TokenizerProcess, SlowProcess()))
         async with asyncio.TaskGroup() as tasks:
-            for length in (3, 9000, 10_000, 2, 5):
+            tasks.create_task(queue.ask("encode", prompt="xxx"))
+            await asyncio.to_thread(began.wait, 30)
+            for length in (9000, 10_000, 2, 5):
                 tasks.create_task(queue.ask("encode", prompt=length * "x"))
             left = tasks.create_task(queue.ask("encode", prompt="x"))
-            await asyncio.to_thread(began.wait, 30)
+            await asyncio.sleep(0)  # all wait from here on
             left.cancel()
+            await asyncio.wait((left,))
             may_end.set()
         queue.close()
 

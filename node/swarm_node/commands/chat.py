@@ -94,6 +94,7 @@ def run(flags: Flags) -> int:
 
     emitter = Emitter(json=flags.json)
     home = Home(config.home)
+    home.check_own()
     is_kept = home.path.is_dir()
     used = used_in(home.revisions, config.network_id) if is_kept else UsedRevisions()
     publishers = (

@@ -84,6 +84,7 @@ def _on_hub(find: Callable[..., T], model: HubId, home: Home) -> T:
 
     The remedy mentions directories, because a mistyped directory is looked up on the hub.
     """
+    home.check_own()
     endpoint = os.environ.get("HF_ENDPOINT")
     try:
         return find(model.model_id, home.cache / "models", revision=model.revision, endpoint=endpoint)
@@ -153,6 +154,9 @@ async def run_of_id(network: Network, membership: Membership, home: Home, run_id
 
 
 def checkpoint_source(run: RunConfig, config: Config, emitter: Emitter) -> CheckpointSource:
-    """Return the source of the run's start checkpoint for this node. Downloads are reported as events."""
+    """Return the source of the run's start checkpoint for this node. Downloads are reported as events. Raises
+    ConfigError for a home of another user."""
+    home = Home(config.home)
+    home.check_own()
     reports = ProgressReports(partial(emitter.progress, "downloading", run.start.checkpoint))
-    return CheckpointSource(place=config.start, cache=Home(config.home).cache / "models", on_progress=reports)
+    return CheckpointSource(place=config.start, cache=home.cache / "models", on_progress=reports)

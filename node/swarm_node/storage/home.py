@@ -145,6 +145,12 @@ class Home:
             remove_empty(missing)
             raise
 
+    def check_own(self) -> None:
+        """Raise ConfigError if the home is another user's. One that is missing or takes no files is no error."""
+        for directory in (self.path, self.cache, self.checkpoints, self.log):
+            with suppress(OSError):
+                _check_usable(directory)
+
     @property
     def socket(self) -> Path:
         """The path of the control socket: in the home, or in the runtime directory if that path is too long for a

@@ -217,6 +217,7 @@ class OwnedNetwork:
     @contextmanager
     def _changing(self) -> Iterator[None]:
         """Hold the record exclusively, after reading it again, so that entries of other commands are not lost."""
+        self._home.check_own()
         with ExitStack() as held:
             with explained("lock"):
                 held.enter_context(locked_by(self._home.network_lock))

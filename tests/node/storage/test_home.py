@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from swarm_node import cli
 from swarm_node.storage.home import ABANDONED_S, MAX_SOCKET_PATH_BYTES, Home, explained
 from swarm_protocol.errors import ConfigError
 
@@ -45,18 +46,55 @@ def test_create_in_an_unwritable_place_says_what_to_do(place: str) -> None:
     assert "--home" in error.value.remedy
 
 
+def give_away(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the directory another user's, or let new files seem to be another user's if this one is not root."""
+    if os.geteuid() == 0:
+        os.chown(directory, 12345, -1)
+    else:
+        of_file = os.fstat
+
+        def of_another(file: int) -> os.stat_result:
+            fields, more = of_file(file).__reduce__()[1]
+            return os.stat_result((*fields[:4], 12345, *fields[5:]), more)
+
+        monkeypatch.setattr(os, "fstat", of_another)
+
+
 @pytest.mark.parametrize("inner", ["", "log"])
 def test_home_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inner: str) -> None:
     """That user could have put a link to any file of this one in the place of daemon.lock, and it was overwritten."""
     home = made(tmp_path / "home")
-    if os.geteuid() == 0:
-        os.chown(home.path / inner, 12345, -1)
-    else:
-        of_file = os.fstat
-        monkeypatch.setattr(os, "fstat", lambda at: os.stat_result((*of_file(at)[:4], 12345, *of_file(at)[5:10])))
+    give_away(home.path / inner, monkeypatch)
     with pytest.raises(ConfigError, match=r"belongs to another user") as error:
         home.create()
     assert "--home" in error.value.remedy
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "chat story --peers swarm.example.org",
+        "invite --peers swarm.example.org",
+        "run init run.toml --start someone/tiny",
+    ],
+    ids=["keeps revisions", "keeps invitations", "keeps downloads"],
+)
+def test_command_that_keeps_files_refuses_a_home_of_another_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """It made its lock file, or wrote a download, wherever that user's links led."""
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["invite", "--new-network", "--home", "home"]) == 0
+    kept = sorted(Path("home").rglob("*"))
+    give_away(Path("home"), monkeypatch)
+    assert cli.run([*command.split(), "--home", "home"]) == 1
+    assert "belongs to another user" in capsys.readouterr().err
+    assert sorted(Path("home").rglob("*")) == kept
+
+
+def test_check_own_of_a_home_that_is_missing_or_read_only_passes(tmp_path: Path) -> None:
+    Home(tmp_path / "missing").check_own()
+    Home(Path("/proc")).check_own()
 
 
 def test_home_on_a_file_system_that_gives_all_files_to_one_user_is_used(

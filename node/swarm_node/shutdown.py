@@ -63,20 +63,14 @@ class Shutdown:
 
 @contextmanager
 def signals_to(shutdown: Shutdown) -> Iterator[None]:
-    """Turn Ctrl-C, SIGTERM and SIGHUP (the terminal closes) into requests to leave.
-
-    A process without a terminal, such as a service, ignores SIGHUP, which tools such as logrotate send. So do the child
-    processes that it starts meanwhile: `systemctl kill` sends it to all processes of a service.
+    """Turn Ctrl-C, SIGTERM and SIGHUP (the terminal closes) into requests to leave. An ignored SIGHUP stays so.
 
     The request that forces also restores the default actions, so that one more signal ends a stuck node.
     """
     loop = asyncio.get_running_loop()
     handled = {signal.SIGINT: CTRL_C, signal.SIGTERM: "SIGTERM"}
-    before = signal.getsignal(signal.SIGHUP)
-    if before != signal.SIG_IGN and has_terminal():  # under nohup the node survives its terminal
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # under nohup the node survives its terminal
         handled[signal.SIGHUP] = "the terminal is gone"
-    else:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def arrived(number: signal.Signals) -> None:
         shutdown.request(handled[number])
@@ -93,16 +87,17 @@ def signals_to(shutdown: Shutdown) -> Iterator[None]:
         yield
     finally:
         restore()
-        signal.signal(signal.SIGHUP, before)
 
 
-def has_terminal() -> bool:
-    """Return whether this process has a controlling terminal, whose end would be a SIGHUP."""
+def ignore_hangup() -> None:
+    """Ignore SIGHUP in a process without a terminal, such as a service, since tools such as logrotate send it.
+
+    So do the child processes that it starts afterwards: `systemctl kill` sends it to all processes of a service.
+    """
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
-        return False
-    return True
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 LIMIT_S = 15.0  # longer than a forced leave takes: no parent is left to kill a stuck node

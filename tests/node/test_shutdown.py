@@ -10,11 +10,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.node_process import wait_until
 from swarm_node import daemon
-from swarm_node import shutdown as shutdown_module
 from swarm_node.events.emitter import Emitter
 from swarm_node.shutdown import Shutdown, signals_to
 from swarm_protocol.errors import StartError
@@ -160,7 +161,7 @@ def test_service_and_its_child_processes_ignore_the_signal_with_which_logrotate_
     """A service has no terminal that could close, and systemd does not start one again that has left by itself."""
     script = """
 import asyncio, os, signal, subprocess
-from swarm_node.shutdown import Shutdown, signals_to
+from swarm_node.shutdown import Shutdown, ignore_hangup, signals_to
 
 async def scene():
     shutdown = Shutdown()
@@ -173,6 +174,7 @@ async def scene():
     print(child.returncode, shutdown.reason)
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+ignore_hangup()
 asyncio.run(scene())
 """
     done = subprocess.run(
@@ -181,13 +183,21 @@ asyncio.run(scene())
     assert (done.returncode, done.stdout) == (0, "0 SIGTERM\n"), done.stderr
 
 
+def test_service_ignores_it_while_it_still_loads_its_libraries(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "swarm_node", "seed", "--home", tmp_path / "home"], start_new_session=True
+    ) as node:
+        wait_until((tmp_path / "home" / "daemon.lock").exists, "the home is not locked")
+        node.send_signal(signal.SIGHUP)
+        node.terminate()
+    assert node.returncode != -signal.SIGHUP
+
+
 @pytest.mark.parametrize(
     ("number", "reason"),
     [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM"), (signal.SIGHUP, "the terminal is gone")],
 )
-def test_signals_first_drain_then_force(number: signal.Signals, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown_module, "has_terminal", lambda: True)
-
+def test_signals_first_drain_then_force(number: signal.Signals, reason: str) -> None:
     async def scene() -> None:
         shutdown = Shutdown()
         with signals_to(shutdown):

@@ -21,6 +21,7 @@ from swarm_node.machine.lean_imports import lean_imports, let_threads_sleep
 from swarm_node.roles.run_entry import check_may_enter, have_expired
 from swarm_node.settings.config import Config, UsageError
 from swarm_node.settings.parsers import RUN_ID_FORM, RunId
+from swarm_node.shutdown import ignore_hangup
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home
 from swarm_node.storage.kept_invitation import check_member, check_right, keep_first
@@ -196,6 +197,7 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool, is_slow: 
 
     `joins` means that the role needs a peer to join through. A role that `is_slow` loads torch or measures the machine.
     """
+    ignore_hangup()
     emitter = Emitter(json=flags.json)
     home = Home(config.home)
     home.create()

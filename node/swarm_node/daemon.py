@@ -58,7 +58,7 @@ AWAKE_S = 2.0
 COUNTDOWN_S = 5.0
 JOIN_S = 3.0  # time to join, or to find no peer, before a starting node tells its status; under control.DEADLINE_S
 CLOSE_S = 10.0  # seconds to announce the leaving and close sockets
-EXIT_UNCLEAN = 1
+EXIT_STUCK = 1
 MAX_OPEN_FILES = 2**16
 """The systemd unit allows as many open files. Each stream of a peer is a file, and each peer may have hundreds: four
 strangers could use up the 1,024 that many systems allow by default."""
@@ -108,7 +108,8 @@ async def _run(config: Config, home: Home, emitter: Emitter, role: NodeRole) -> 
             emitter.emit("stopped", reason=shutdown.reason or "the node cannot continue", clean=False)
             return diagnostics.exit_code(error)
     emitter.emit("stopped", reason=shutdown.reason or "the work is done", clean=clean)
-    code = interrupts.EXIT_INTERRUPTED if shutdown.reason == CTRL_C else 0 if clean else EXIT_UNCLEAN
+    # a leave that cut off work was still the leave that somebody asked for: systemd would start the node again after 1
+    code = interrupts.EXIT_INTERRUPTED if shutdown.reason == CTRL_C else 0 if life.done() else EXIT_STUCK
     if not life.done():
         # closing the loop would wait for this task and its threads forever
         os._exit(code)

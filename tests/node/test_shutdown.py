@@ -126,10 +126,22 @@ def test_run_ends_in_time_when_the_life_ignores_its_cancellation(monkeypatch: py
     monkeypatch.setattr(daemon, "CLOSE_S", 0.05)
     monkeypatch.setattr(daemon.os, "_exit", exit_at_once)
     code, told = asyncio.run(scene())
-    assert exits == [code] == [daemon.EXIT_UNCLEAN]
+    assert exits == [code] == [daemon.EXIT_STUCK]
     events = [json.loads(line) for line in told.splitlines()]
     assert [event["event"] for event in events] == ["draining", "warning", "stopped"]
     assert events[-1]["clean"] is False
+
+
+def test_run_that_was_asked_to_leave_and_cut_work_off_has_not_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a failure systemd starts a node again, although `swarm-node stop` or `drain` had ended it."""
+    out, shutdown = io.StringIO(), Shutdown()
+    monkeypatch.setattr(daemon, "Shutdown", lambda: shutdown)
+    monkeypatch.setattr(daemon, "_live", lambda *_: asyncio.sleep(60))
+    shutdown.force("stop")
+    config = SimpleNamespace(tethered=False)
+    emitter = Emitter(json=True, out=out, err=io.StringIO())
+    code = asyncio.run(daemon._run(config, None, emitter, None))  # type: ignore[arg-type]
+    assert (code, json.loads(out.getvalue().splitlines()[-1])["clean"]) == (0, False)
 
 
 def test_until_over_raises_the_cause_when_the_life_fails() -> None:

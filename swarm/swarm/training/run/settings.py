@@ -186,8 +186,8 @@ def refuse_unknown_keys(mapping: Mapping[str, Any], known: Collection[str], wher
     if not unknown:
         return
     close = [match for key in unknown[:MAX_NAMED_KEYS] for match in difflib.get_close_matches(key, known, n=1)]
-    what = "an unknown key" if len(unknown) == 1 else "unknown keys:"
-    remedy = f"did you mean {', '.join(map(repr, close))}?" if close else "look up what you mean, or leave it out"
+    what, it = ("an unknown key", "it") if len(unknown) == 1 else ("unknown keys:", "them")
+    remedy = f"did you mean {', '.join(map(repr, close))}?" if close else f"remove {it}, or look up what you mean"
     raise UnknownKey(f"{where} has {what} {first_few(unknown, MAX_NAMED_KEYS, repr)}", remedy=remedy)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import psutil
@@ -34,5 +36,7 @@ def test_memory_of_a_container_is_its_limit_and_bounds_the_libp2p_daemon(
     monkeypatch.setattr(module, "CGROUP", tmp_path)
     whole = psutil.virtual_memory()._replace(available=32 * GIB, total=64 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: whole)
+    monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 64 * GIB // 4096, "SC_PAGE_SIZE": 4096}.__getitem__)
     assert machine_memory() == free_and_total
+    monkeypatch.setitem(sys.modules, "psutil", None)  # the daemon starts without loading it
     assert max_memory_bytes() == daemon

@@ -142,8 +142,9 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context
         serving = [(peer_id, record) for peer_id, record in servers.items() if record.state == "serving"]
         unserved = runs(np.logical_not(_covers(serving, start, end).any(axis=0)), start)
         raise _no_chain(serving, missing, unserved, context)
-    block_P = _load(usable, context, SESSION_SHARE) * [max(r.decode_ms_per_block, MIN_BLOCK_MS) for _, r in usable]
-    prompt_P = _load(usable, context, 1.0) * [_prompt_ms(peer_id, record, context) for peer_id, record in usable]
+    decode_load_P, prompt_load_P = _loads(usable, context)
+    block_P = decode_load_P * [max(record.decode_ms_per_block, MIN_BLOCK_MS) for _, record in usable]
+    prompt_P = prompt_load_P * [_prompt_ms(peer_id, record, context) for peer_id, record in usable]
     kept_P = shortlist(covers_PB, _by_merit(usable, block_P + prompt_P, covers_PB, context), MAX_CANDIDATES)
     usable, prompt_P = [usable[p] for p in kept_P], prompt_P[kept_P]
     costs = _costs(servers, usable, block_P[kept_P] + prompt_P, context)
@@ -203,18 +204,14 @@ def _covers(usable: Usable, start: int, end: int) -> Bools:
     return (start_P[:, None] <= block_B) & (block_B < end_P[:, None])
 
 
-def _load(usable: Usable, context: RoutingContext, share: float) -> Floats:
-    """Return the factor by which the load of other sessions, of which each counts as `share`, and of this one slows
-    each server down [P]."""
+def _loads(usable: Usable, context: RoutingContext) -> tuple[Floats, Floats]:
+    """Return the factors by which the load of other sessions and of this one slows each server's decoding, and its
+    prompts [P]."""
     load, max_tokens, factors = context.load, context.max_tokens, context.cost_factors
-    return np.array(
-        [
-            factors.get(peer_id, 1.0)
-            * (1 + share * max(record.queue_depth, load.get(peer_id, 0)) + max_tokens / max(1, record.free_kv_tokens))
-            for peer_id, record in usable
-        ],
-        dtype=np.float64,
-    )
+    factor_P = np.array([factors.get(peer_id, 1.0) for peer_id, _ in usable], dtype=np.float64)
+    waiting_P = np.array([max(r.queue_depth, load.get(peer_id, 0)) for peer_id, r in usable], dtype=np.float64)
+    room_P = max_tokens / np.array([max(1, record.free_kv_tokens) for _, record in usable], dtype=np.float64)
+    return factor_P * (1 + SESSION_SHARE * waiting_P + room_P), factor_P * (1 + waiting_P + room_P)
 
 
 def _prompt_ms(peer_id: str, record: ServeRecord, context: RoutingContext) -> float:

@@ -28,7 +28,7 @@ from pathlib import Path
 
 from swarm_protocol.errors import StartError
 
-from swarm.machine_memory import machine_memory
+from swarm.machine_memory import total_memory
 from swarm.network.libp2p.no_quic import without_quic
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.temporary_folder import make_folder
@@ -84,8 +84,7 @@ class DaemonOptions:
 def max_memory_bytes() -> int:
     """Return the memory that the daemon may take: a quarter of the machine's or container's, within bounds. Beyond it,
     `connection_limit` closes connections. Beyond half of it, Go's runtime gives back what it does not use."""
-    _, total_bytes = machine_memory()
-    return min(MOST_MEMORY_BYTES, max(LEAST_MEMORY_BYTES, total_bytes // 4))
+    return min(MOST_MEMORY_BYTES, max(LEAST_MEMORY_BYTES, total_memory() // 4))
 
 
 def p2pd_path() -> Path:

@@ -30,7 +30,7 @@ Decode: TypeAlias = Callable[[Sequence[Sequence[int]]], Awaitable[Sequence[str]]
 
 
 async def last_text(decode: Decode, token_ids: Sequence[int]) -> Sequence[int]:
-    """Return the last ids, as few as form whole characters. None if these are not among the last MAX_HELD_TOKENS."""
+    """Return the last ids, as few as form whole characters; no ids if more than MAX_HELD_TOKENS would be needed."""
     ends = [token_ids[-num:] for num in range(1, min(len(token_ids), MAX_HELD_TOKENS) + 1)]
     texts = await decode(ends)
     return next((ids for ids, text in zip(ends, texts, strict=True) if text and "\ufffd" not in text), ())

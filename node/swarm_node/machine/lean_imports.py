@@ -15,8 +15,9 @@ needs it."""
 
 SPINS = 5_000
 """Rounds for which a thread of GNU's OpenMP waits awake for more work, some 0.06 ms. A step has many parallel regions
-with less than that between them, and waking a thread takes longer than that. A server of a 44M Llama decodes 8 % faster
-than with threads that sleep at once (`tests/bench/test_bench_serving.py`)."""
+with less than that between them, and waking a thread takes longer than that. On a processor with AVX-512 a server of a
+44M Llama decodes 8 % faster than with threads that sleep at once; on one without, nothing is gained
+(`tests/bench/test_bench_serving.py`)."""
 
 
 @contextmanager

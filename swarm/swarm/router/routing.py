@@ -144,7 +144,7 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context
         raise _no_chain(serving, missing, unserved, context)
     decode_load_P, prompt_load_P = _loads(usable, context)
     block_P = decode_load_P * [max(record.decode_ms_per_block, MIN_BLOCK_MS) for _, record in usable]
-    prompt_P = prompt_load_P * [_prompt_ms(peer_id, record, context) for peer_id, record in usable]
+    prompt_P = prompt_load_P * _prompt_ms(usable, context)
     kept_P = shortlist(covers_PB, _by_merit(usable, block_P + prompt_P, covers_PB, context), MAX_CANDIDATES)
     usable, prompt_P = [usable[p] for p in kept_P], prompt_P[kept_P]
     costs = _costs(servers, usable, block_P[kept_P] + prompt_P, context)
@@ -214,11 +214,12 @@ def _loads(usable: Usable, context: RoutingContext) -> tuple[Floats, Floats]:
     return factor_P * (1 + SESSION_SHARE * waiting_P + room_P), factor_P * (1 + waiting_P + room_P)
 
 
-def _prompt_ms(peer_id: str, record: ServeRecord, context: RoutingContext) -> float:
-    """Return the milliseconds that a block takes for the prompt, for each token of the answer."""
-    num_tokens = context.num_prompt_tokens - context.cached_tokens.get(peer_id, 0)
+def _prompt_ms(usable: Usable, context: RoutingContext) -> Floats:
+    """Return the milliseconds that a block takes for the prompt, for each token of the answer [P]."""
+    cached_P = np.array([context.cached_tokens.get(peer_id, 0) for peer_id, _ in usable], dtype=np.int64)
+    prefill_P = np.array([record.prefill_ms_per_token for _, record in usable], dtype=np.float64)
     num_answered = max(1, min(ANSWER_TOKENS, context.max_tokens - context.num_prompt_tokens))
-    return max(num_tokens, 0) * record.prefill_ms_per_token / num_answered
+    return np.maximum(context.num_prompt_tokens - cached_P, 0) * prefill_P / num_answered
 
 
 def _by_merit(usable: Usable, block_P: Floats, covers_PB: Bools, context: RoutingContext) -> NDArray[np.intp]:

@@ -163,7 +163,9 @@ async def _dial(host: Host, peer_id: str, addrs: Sequence[str]) -> None:
 
 
 Dials = dict[asyncio.Task[Greeting], PeerAddr | Contact]
-Failures = Mapping[str, BaseException | None]
+Outcomes = Mapping[PeerAddr | Contact, Greeting | BaseException]
+"""The result of each dial. A given peer is a `PeerAddr`, and a remembered or local one a `Contact`."""
+Failures = Mapping[str, BaseException]
 """The failures to reach given peers, by address, or by name where the name led to no address."""
 
 
@@ -209,33 +211,34 @@ async def join(
         find_nearby = None
     if patience_s and (given.addrs or given.are_missing):
         await _wait_until_one_is_there(given.addrs, patience_s)
-    dials = await _dial_until_one_answers(host, given.addrs, remembered, network_id, find_nearby)
-    greetings = {target: task.result() for task, target in dials.items() if succeeded(task)}
-    failures: Failures = {**given.failures, **_failures(dials)}
+    outcomes = await _dial_until_one_answers(host, given.addrs, remembered, network_id, find_nearby)
+    greetings = {target: each for target, each in outcomes.items() if isinstance(each, Greeting)}
     contacts = [each for each in greetings if isinstance(each, Contact)]
     entry = NetworkEntry(
         given=tuple(dict.fromkeys(each.peer_id for each in greetings if isinstance(each, PeerAddr))),
         remembered=tuple(each.peer_id for each in contacts if each in remembered),
         nearby=tuple(each.peer_id for each in contacts if each not in remembered),
     )
+    failures: Failures = {**given.failures, **_failures(outcomes)}
     if not entry.given and (refusals := _refusals(failures)):
         raise _refusal_error(failures, refusals)
-    if not greetings:
-        if not failures and find_nearby is None and (may_be_first or not remembered):
-            return entry
-        error = _unreachable_error(
-            failures,
-            _refusal_of_contact(dials),
-            num_remembered=len(remembered),
-            was_sought_nearby=find_nearby is not None,
-        )
-        if may_be_first and isinstance(error, NobodyReached):
-            return NetworkEntry(unreached=error)
-        raise error
-    for addr, failure in failures.items():
-        logger.warning("%s: %s", addr, failure)
-    _check_clock([greeting.skew_s for greeting in greetings.values()])
-    return entry
+    if greetings:
+        for addr, failure in failures.items():
+            logger.warning("%s: %s", addr, failure)
+        _check_clock([greeting.skew_s for greeting in greetings.values()])
+        return entry
+    if not failures and find_nearby is None and (may_be_first or not remembered):
+        return entry
+    error = _unreachable_error(
+        failures,
+        # a remembered or local peer may have refused this node: after an update all of them may
+        next((each for each in outcomes.values() if isinstance(each, PeerRefused)), None),
+        num_remembered=len(remembered),
+        was_sought_nearby=find_nearby is not None,
+    )
+    if may_be_first and isinstance(error, NobodyReached):
+        return NetworkEntry(unreached=error)
+    raise error
 
 
 async def _wait_until_one_is_there(addrs: Sequence[PeerAddr], within_s: float) -> None:
@@ -259,8 +262,8 @@ async def _dial_until_one_answers(
     remembered: Sequence[Contact],
     network_id: str,
     find_nearby: FindNearby | None,
-) -> Dials:
-    """Dial the given peers, then others until one has answered. Return all dials; dials that still run are
+) -> Outcomes:
+    """Dial the given peers, then others until one has answered. Return the outcomes; dials that still run are
     cancelled."""
     by_ip4 = {addr.peer_id for addr in given if addr.addr.startswith("/ip4/")}
     dials: Dials = {
@@ -269,7 +272,7 @@ async def _dial_until_one_answers(
     }
 
     def is_over() -> bool:
-        return any(map(succeeded, dials)) or bool(_refusals(_failures(dials)))
+        return any(map(succeeded, dials)) or bool(_refusals(_failures(_outcomes(dials))))
 
     async def dial(contacts: Sequence[Contact]) -> None:
         for contact in contacts:
@@ -284,47 +287,41 @@ async def _dial_until_one_answers(
             await dial((await find_nearby())[:MAX_NEARBY_DIALS])
         if dials:
             await asyncio.wait(dials, timeout=LATE_ANSWERS_S)
-        return dict(dials)
+        return _outcomes(dials)
     finally:
         await end_tasks(*dials)
 
 
 async def first_success(tasks: set[asyncio.Task[T]], *, timeout_s: float | None = None) -> None:
     """Wait until one task has succeeded, all have failed, or `timeout_s` has passed."""
-    pending = {task for task in tasks if not task.done()}
-    if any(map(succeeded, tasks)):
-        return
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):
-            while pending:
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                if any(map(succeeded, done)):
-                    return
+            while not any(map(succeeded, tasks)) and (pending := [task for task in tasks if not task.done()]):
+                await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
 
 
 def succeeded(task: asyncio.Task[T]) -> bool:
     return task.done() and not task.cancelled() and task.exception() is None
 
 
-def _failures(dials: Dials) -> Failures:
-    """Return the failures of dials to given peers, without dials that were cancelled. Remembered and local peers are
-    left out, since they may be gone for good."""
+def _outcomes(dials: Dials) -> Outcomes:
+    """Return how the dials ended that have ended by themselves."""
+    ended = [(task, target) for task, target in dials.items() if task.done() and not task.cancelled()]
+    return {target: task.exception() or task.result() for task, target in ended}
+
+
+def _failures(outcomes: Outcomes) -> Failures:
+    """Return the failures to reach given peers. Remembered and local peers are left out, since they may be gone for
+    good."""
     return {
-        str(target): task.exception()
-        for task, target in dials.items()
-        if isinstance(target, PeerAddr) and task.done() and not task.cancelled() and not succeeded(task)
+        str(target): outcome
+        for target, outcome in outcomes.items()
+        if isinstance(target, PeerAddr) and isinstance(outcome, BaseException)
     }
 
 
 def _refusals(failures: Failures) -> list[PeerRefused]:
     return [failure for failure in failures.values() if isinstance(failure, PeerRefused)]
-
-
-def _refusal_of_contact(dials: Dials) -> PeerRefused | None:
-    """Return why a remembered or local peer refused this node, if one answered: after an update all of them may."""
-    ended = (task for task, target in dials.items() if isinstance(target, Contact) and task.done())
-    failures = (task.exception() for task in ended if not task.cancelled())
-    return next((failure for failure in failures if isinstance(failure, PeerRefused)), None)
 
 
 def _reasons(failures: Failures) -> str:
@@ -344,20 +341,22 @@ def _refusal_error(failures: Failures, refusals: Sequence[PeerRefused]) -> Confi
 def _unreachable_error(
     failures: Failures, refusal: PeerRefused | None, *, num_remembered: int, was_sought_nearby: bool
 ) -> StartError:
-    nearby = "no node of this network answered in the local network" if was_sought_nearby and not refusal else ""
+    reasons = []
     if failures:
-        given = f"none of the given peers could be reached: {_reasons(failures)}"
-        remembered = f"nor any of the {num_remembered} peers that this node remembers" if num_remembered else ""
+        reasons.append(f"none of the given peers could be reached: {_reasons(failures)}")
         remedy = "check the addresses and that these nodes run, or give another node of the network"
     else:
-        given = ""
-        remembered = f"none of the peers that this node remembers ({num_remembered}) could be reached"
-        remembered = remembered if num_remembered else ""
         remedy = "give --peers the address of a running node, as swarm-node seed prints it"
+    if num_remembered and failures:
+        reasons.append(f"nor any of the {num_remembered} peers that this node remembers")
+    elif num_remembered:
+        reasons.append(f"none of the peers that this node remembers ({num_remembered}) could be reached")
     if refusal is not None:
-        refused = f"one that answered cannot be joined: {refusal.message}"
-        return StartError("; ".join(filter(None, (given, remembered, refused))), remedy=refusal.remedy)
-    return NobodyReached("; ".join(filter(None, (given, remembered, nearby))), remedy=remedy)
+        reasons.append(f"one that answered cannot be joined: {refusal.message}")
+        return StartError("; ".join(reasons), remedy=refusal.remedy)
+    if was_sought_nearby:
+        reasons.append("no node of this network answered in the local network")
+    return NobodyReached("; ".join(reasons), remedy=remedy)
 
 
 def _check_clock(skews_s: Sequence[float]) -> None:

@@ -5,6 +5,7 @@ Each locks the home, then runs a daemon until it is done or told to leave.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,21 +119,17 @@ def _check_work(config: Config) -> None:
         raise UsageError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
     if config.then_serve and not config.run:
         raise UsageError("--then-serve needs --run", remedy="to serve an existing model, give --model DIR")
-    if "take" in config.origins and (config.run or config.model):
-        raise UsageError("--take cannot be combined with --run or --model", remedy="leave out --take")
     is_free = not (config.run or config.model)
-    limits = ("dtype", "blocks") if is_free and config.take in {"any", "models"} else SERVING
-    limited = [name for name in limits if name in config.origins]
-    if limited and not (config.model or config.then_serve):
-        raise UsageError(
-            f"there is nothing to serve, so {config.origin(limited[0])} has no effect",
-            remedy="give --model DIR, or --run RUN with --then-serve",
-        )
-    named = [name for name in TRAINING if name in config.origins]
-    if named and not config.run and not (is_free and config.take in {"any", "runs"}):
-        raise UsageError(
-            f"there is nothing to train, so {config.origin(named[0])} has no effect", remedy="also give --run RUN"
-        )
+    if "take" in config.origins and not is_free:
+        raise UsageError("--take cannot be combined with --run or --model", remedy="leave out --take")
+    may_serve, may_train = is_free and config.take in {"any", "models"}, is_free and config.take in {"any", "runs"}
+    if not (config.model or config.then_serve):
+        # a node that takes what the network needs chooses blocks and dtype itself
+        names = ("dtype", "blocks") if may_serve else SERVING
+        remedy = "give --model DIR, or --run RUN with --then-serve"
+        _refuse_without_effect(config, names, "there is nothing to serve", remedy)
+    if not (config.run or may_train):
+        _refuse_without_effect(config, TRAINING, "there is nothing to train", "also give --run RUN")
     if isinstance(config.run, Path) and not config.run.is_file():
         found = "is a directory, not a run file" if config.run.is_dir() else "does not exist"
         raise ConfigError(
@@ -143,6 +140,13 @@ def _check_work(config: Config) -> None:
     check_model_directories(config)
     if config.max_memory:
         _check_memory(config)
+
+
+def _refuse_without_effect(config: Config, names: Iterable[str], reason: str, remedy: str) -> None:
+    """Raise UsageError if a setting of these `names` was given, for this `reason`."""
+    for name in names:
+        if name in config.origins:
+            raise UsageError(f"{reason}, so {config.origin(name)} has no effect", remedy=remedy)
 
 
 def _check_memory(config: Config) -> None:

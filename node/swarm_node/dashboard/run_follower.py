@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from swarm.network.interface import Network
 from swarm.network.link_diagnosis import LinkWatch
@@ -47,9 +46,17 @@ SwarmError."""
 MAX_OPEN_STEPS = 8
 """The newest steps for which members may still report measurements. Their records come seconds after a step."""
 
-T = TypeVar("T")
-
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenStep:
+    """A step for which members may still report measurements. `committed` is None until its proof was seen, and
+    `losses` are on held-out data. Both dictionaries are by peer id."""
+
+    committed: CommittedStep | None = None
+    reports: dict[str, RoundReport] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,18 +71,15 @@ class FollowedRun:
     trainers: Listed[TrainerRecord]
     seen_at: float
     observer: Observer | None = None
-    file: SignedRun | None = None
     steps: deque[StepView] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     refusals: deque[RefusalView] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
     bans: tuple[Ban, ...] = ()
     ask_for_bans_at: float = 0.0
     since: dict[str, float] = field(default_factory=dict)
-    committed: dict[int, CommittedStep] = field(default_factory=dict)
     newest: CommittedStep | None = None
+    open_steps: dict[int, OpenStep] = field(default_factory=dict)
     end: RunEnd | None = None
-    reports: dict[int, dict[str, RoundReport]] = field(default_factory=dict)
-    reported: dict[str, int] = field(default_factory=dict)
-    validation: dict[int, dict[str, float]] = field(default_factory=dict)
+    reported: dict[str, int] = field(default_factory=dict)  # each member's last report, by outer step
     ask_again_at: float = 0.0
     has_recalled: bool = False
     is_lost: bool = False  # its members have not answered since the last step that was seen
@@ -83,17 +87,19 @@ class FollowedRun:
     job: asyncio.Task[None] | None = None
 
     @property
+    def file(self) -> SignedRun | None:
+        """The run's signed file; None until a member gave it."""
+        return self.observer.run if self.observer else None
+
+    @property
     def facts(self) -> RunFacts:
-        is_proved = (
-            self.file is not None and bool(self.steps) and self.steps[-1].outer_step >= self.file.config.outer_steps
-        )
-        end = None if is_proved else self.end
+        is_proved = self.file and self.steps and self.steps[-1].outer_step >= self.file.config.outer_steps
         return RunFacts(
             run=self.run_id,
             file=self.file,
             trainers=self.trainers,
             steps=tuple(self.steps),
-            end=end,
+            end=None if is_proved else self.end,
             slow_links=self.links.named,
             endorsed_step=self.endorsed_step,
             newest=self.newest,
@@ -122,23 +128,15 @@ class FollowedRun:
         self.trainers, self.seen_at = trainers, at
         self.since = {peer_id: self.since.get(peer_id, at) for peer_id in active(trainers.records)}
         if self.file is not None and active(trainers.records):
-            group = self.committed[max(self.committed)].group if self.committed else ()
-            self.end = end_of(self.file, group, trainers.records)
+            self.end = end_of(self.file, self.newest.group if self.newest else (), trainers.records)
         self.reported = {peer_id: step for peer_id, step in self.reported.items() if peer_id in trainers.records}
-        changed = {
-            record.report.outer_step
-            for peer_id, record in trainers.records.items()
-            if record.report is not None and self._take_report(peer_id, record.report, names, at)
-        }
-        self.links.update(
-            {peer_id: each.report for peer_id, each in trainers.records.items() if each.report is not None}
-        )
-        changed |= {
-            record.validation.outer_step
-            for peer_id, record in trainers.records.items()
-            if record.validation is not None and self._take_validation(peer_id, record.validation)
-        }
-        for outer_step in sorted(changed & self.committed.keys()):
+        reports = {peer_id: each.report for peer_id, each in trainers.records.items() if each.report is not None}
+        self.links.update(reports)
+        changed = {each.outer_step for peer_id, each in reports.items() if self._take_report(peer_id, each, names, at)}
+        for peer_id, record in trainers.records.items():
+            if record.validation is not None and self._take_validation(peer_id, record.validation):
+                changed.add(record.validation.outer_step)
+        for outer_step in sorted(changed & self.open_steps.keys()):
             self._show_step(outer_step, at)
 
     def _take_report(self, peer_id: str, report: RoundReport, names: Names, at: float) -> bool:
@@ -154,36 +152,32 @@ class FollowedRun:
             )
             self.refusals.appendleft(view)
             self.history.record_refusal(self.run_id, view)
-        reports = self._open_step(self.reports, report.outer_step)
-        if reports is None:
-            return False
-        reports[peer_id] = report
-        return True
+        step = self.open_step(report.outer_step)
+        if step is not None:
+            step.reports[peer_id] = report
+        return step is not None
 
     def take_steps(self, committed: Sequence[CommittedStep], now: float) -> None:
         """Take in the steps that the run has committed since the last call."""
         since = self.steps[-1].at if self.steps else now
         for number, step in enumerate(committed, 1):
-            self.committed[step.outer_step] = self.newest = step
+            self.newest = step
+            self.open_steps.setdefault(step.outer_step, OpenStep()).committed = step
             # certificates do not say when steps were committed: spread them evenly over the time since the last one
             self._show_step(step.outer_step, since + (now - since) * number / len(committed))
-        while len(self.committed) > MAX_OPEN_STEPS:
-            del self.committed[min(self.committed)]
+        self.open_steps = {number: each for number, each in self.open_steps.items() if self._is_open(number)}
 
     def _show_step(self, outer_step: int, at: float) -> None:
-        """Insert the step's view in order, replacing an earlier view."""
-        committed = self.committed[outer_step]
-        known = next((step for step in self.steps if step.outer_step == outer_step), None)
-        earlier = [step for step in self.steps if step.outer_step < outer_step]
-        view = step_view(
-            committed,
-            earlier[-1] if earlier else None,
-            self.reports.get(outer_step, {}),
-            self.validation.get(outer_step, {}),
-            num_parameters(self.trainers.records),
-            known.at if known else at,
-        )
-        later = [step for step in self.steps if step.outer_step > outer_step]
+        """Insert the view of a step in order once it is committed, replacing an earlier view."""
+        step = self.open_steps[outer_step]
+        if (committed := step.committed) is None:
+            return
+        known = next((each for each in self.steps if each.outer_step == outer_step), None)
+        earlier = [each for each in self.steps if each.outer_step < outer_step]
+        before = earlier[-1] if earlier else None
+        parameters = num_parameters(self.trainers.records)
+        view = step_view(committed, before, step.reports, step.losses, parameters, known.at if known else at)
+        later = [each for each in self.steps if each.outer_step > outer_step]
         self.steps = deque([*earlier, view, *later], maxlen=MAX_STEPS)
         self.history.record_step(
             StepFact(
@@ -197,22 +191,23 @@ class FollowedRun:
 
     def _take_validation(self, peer_id: str, report: ValidationReport) -> bool:
         """Take in a held-out loss. Return whether it is new and belongs to a step that is still open."""
-        losses = self._open_step(self.validation, report.outer_step)
-        if losses is None:
+        step = self.open_step(report.outer_step)
+        if step is None or step.losses.get(peer_id) == report.loss:
             return False
-        is_news = losses.get(peer_id) != report.loss
-        losses[peer_id] = report.loss
-        return is_news
+        step.losses[peer_id] = report.loss
+        return True
 
-    def _open_step(self, by_step: dict[int, dict[str, T]], outer_step: int) -> dict[str, T] | None:
-        """Return what members reported of a step, or None if the step is too old or too far ahead. Bounds `by_step`."""
-        newest = max(self.committed, default=0)
-        if newest and not newest - MAX_OPEN_STEPS < outer_step <= newest + MAX_OPEN_STEPS:
+    def open_step(self, outer_step: int) -> OpenStep | None:
+        """Return what members report of a step, or None if the step is too old or too far ahead."""
+        if not self._is_open(outer_step):
             return None
-        reports = by_step.setdefault(outer_step, {})
-        while len(by_step) > 2 * MAX_OPEN_STEPS:
-            del by_step[min(by_step)]
-        return reports
+        step = self.open_steps.setdefault(outer_step, OpenStep())
+        while len(self.open_steps) > 2 * MAX_OPEN_STEPS:
+            del self.open_steps[min(self.open_steps)]
+        return step
+
+    def _is_open(self, outer_step: int) -> bool:
+        return self.newest is None or -MAX_OPEN_STEPS < outer_step - self.newest.outer_step <= MAX_OPEN_STEPS
 
 
 def _admitted(file: SignedRun | None, trainers: Listed[TrainerRecord]) -> Listed[TrainerRecord]:
@@ -297,7 +292,6 @@ class RunFollower:
                 failure = error
                 continue
             run.observer = Observer(self._network, self._membership, signed)
-            run.file = signed
             return
         if failure is not None:
             raise failure

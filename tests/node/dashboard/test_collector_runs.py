@@ -22,7 +22,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.trainer_events import HeldOutMeasured, OuterStep
 from swarm_node.dashboard.history.recorder import StepFact
-from swarm_node.dashboard.run_follower import RETRY_FILE_S, FollowedRun
+from swarm_node.dashboard.run_follower import RETRY_FILE_S, FollowedRun, OpenStep
 from swarm_node.dashboard.run_views import RunEnd, RunFacts, downsampled, end_of, run_view
 from swarm_node.dashboard.views import RunDetail, StepView
 from swarm_node.network_snapshot import Listed
@@ -185,7 +185,7 @@ def test_steps_found_together_share_the_time_equally_and_phases_are_in_order() -
                 run_id="story", history=runs._history, trainers=Listed(records={}, ages_s={}), seen_at=0.0
             )
             phases_s = dict.fromkeys(("apply", "new", "group"), 1.0)
-            seen.reports[3] = {"a": RoundReport(outer_step=3, phases_s=phases_s, bytes_sent=1)}
+            seen.open_steps[3] = OpenStep(reports={"a": RoundReport(outer_step=3, phases_s=phases_s, bytes_sent=1)})
             seen.take_steps([committed(1)], runs._network.now())
             await asyncio.sleep(6)
             later = [committed(number) for number in (2, 3, 4)]

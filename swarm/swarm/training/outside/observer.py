@@ -70,7 +70,7 @@ class Observer:
     def __init__(self, network: Network, membership: Membership, run: SignedRun) -> None:
         self._membership = membership
         self._reader = ProofReader.of_outsider(network, run)
-        self._config = run.config
+        self.run = run
         self._succession = Succession.of(run.config)
         self._bans = Bans(run.config)
         self._ignored = NewestItems[str, None](MAX_IGNORED)
@@ -240,7 +240,7 @@ class Observer:
         if not (is_of_run and self._bans.is_news(peer, step)):
             return None
         try:
-            return check(evidence, signatures, self._config)
+            return check(evidence, signatures, self.run.config)
         except UnprovenToOutsiders as error:
             logger.info("evidence against %s is not taken: %s", peer, error)
             return None

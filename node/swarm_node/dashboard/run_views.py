@@ -82,17 +82,18 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
     members = active(facts.trainers.records)
     outer_step, digest = _newest(facts, members)
     at_step = [record for record in members.values() if record.outer_step == outer_step and record.digest]
-    shortage = shortage_of(Succession.of(facts.file.config), facts.roster, members) if facts.file else None
+    config, newest = facts.file.config if facts.file else None, facts.newest
+    shortage = shortage_of(Succession.of(config), facts.roster, members) if config else None
     state = _state(facts, members, outer_step, is_short=shortage is not None)
     losses = tuple(step.loss for step in facts.steps[-MAX_LOSSES:])
     return RunView(
         run=shown(facts.run),
-        name=shown(facts.file.config.name) if facts.file else None,
+        name=shown(config.name) if config else None,
         signed_by=facts.file.peer_id if facts.file else None,
         state=state,
         words=_waits(shortage, names) if shortage and state == "waiting" else _words(facts, state, members, outer_step),
         outer_step=outer_step,
-        outer_steps=facts.file.config.outer_steps if facts.file else None,
+        outer_steps=config.outer_steps if config else None,
         loss=losses[-1] if losses else None,
         losses=losses,
         num_members=len(members),
@@ -103,10 +104,10 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         tokens_per_s=_training_speed(members) if state == "training" else None,
         projected_end=_projected_end(facts, at) if state == "training" else None,
         endorsed_step=facts.endorsed_step,
-        num_on_probation=facts.newest.num_on_probation if facts.newest else None,
-        num_trainers=facts.newest.num_trainers if facts.newest else None,
-        entrance=_entrance(facts.file.config) if facts.file else None,
-        needs_invitation=facts.file is not None and facts.file.config.entrance.required,
+        num_on_probation=newest.num_on_probation if newest else None,
+        num_trainers=newest.num_trainers if newest else None,
+        entrance=_entrance(config) if config else None,
+        needs_invitation=config is not None and config.entrance.required,
         slow_links=tuple(
             each.words({peer: names.get(peer, short_id(peer)) for peer in each.peers}) for each in facts.slow_links
         ),
@@ -167,20 +168,15 @@ def step_view(
     """
     own = [report for peer_id, report in reports.items() if peer_id in step.group]
     losses = [loss for peer_id, loss in validation_losses.items() if peer_id in step.group]
+    known = {phase for each in own for phase in each.phases_s}
     # in the order of a round; unknown phases of other versions come last
-    places = {
-        phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)
-        for each in own
-        for phase in each.phases_s
-    }
-    phases = sorted(places, key=places.__getitem__)
-    follows = before is not None and before.outer_step == step.outer_step - 1
+    phases = [*(phase for phase in PHASES if phase in known), *sorted(known.difference(PHASES))]
     sent = [report.bytes_sent for report in own]
     return StepView.of(
         step,
         at=at,
         num_members=step.num_trainers,
-        seconds=max(0.0, at - before.at) if before is not None and follows else None,
+        seconds=max(0.0, at - before.at) if before and before.outer_step == step.outer_step - 1 else None,
         phases_s={
             shown(phase): median(report.phases_s[phase] for report in own if phase in report.phases_s)
             for phase in phases

@@ -145,7 +145,7 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context
     decode_load_P, prompt_load_P = _loads(usable, context)
     block_P = decode_load_P * [max(record.decode_ms_per_block, MIN_BLOCK_MS) for _, record in usable]
     prompt_P = prompt_load_P * _prompt_ms(usable, context)
-    kept_P = shortlist(covers_PB, _by_merit(usable, block_P + prompt_P, covers_PB, context), MAX_CANDIDATES)
+    kept_P = shortlist(covers_PB, _by_merit(usable, block_P + prompt_P, covers_PB, context))
     usable, prompt_P = [usable[p] for p in kept_P], prompt_P[kept_P]
     costs = _costs(servers, usable, block_P[kept_P] + prompt_P, context)
     walk, done_ms = cheapest_walk(covers_PB[kept_P], costs)
@@ -345,11 +345,11 @@ def cheapest_walk(covers_PB: Bools, costs: Costs) -> tuple[list[int], list[float
     return walk[::-1], done_ms[::-1]
 
 
-def shortlist(covers_PB: Bools, order_P: NDArray[np.intp], num_each: int) -> NDArray[np.intp]:
-    """Return the servers that are among the first `num_each` in `order_P` for at least one block, in that order."""
+def shortlist(covers_PB: Bools, order_P: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the servers that are among the first MAX_CANDIDATES in `order_P` for at least one block, in that order."""
     ordered_PB = covers_PB[order_P]
     rank_PB = ordered_PB.cumsum(axis=0, dtype=np.int16)
-    return order_P[(ordered_PB & (rank_PB <= num_each)).any(axis=1)]
+    return order_P[(ordered_PB & (rank_PB <= MAX_CANDIDATES)).any(axis=1)]
 
 
 def runs(is_so_B: Sequence[bool] | NDArray[np.bool_], start: int = 0) -> Spans:

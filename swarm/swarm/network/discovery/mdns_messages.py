@@ -40,6 +40,9 @@ MAX_LABELS = 16
 MAX_POINTERS = 4
 """Maximum pointers in one name. Nodes write at most one."""
 
+TTL_S = 120
+"""Seconds for which an answer is valid."""
+
 MAX_LABEL_BYTES = 63
 MAX_STRING_BYTES = 255
 _HEADER = struct.Struct("!6H")  # id, flags, and the numbers of questions, answers, authorities and additional records
@@ -123,22 +126,18 @@ def strings_of(data: bytes) -> Iterator[bytes]:
         at += 1 + data[at]
 
 
-def write_question(name: Name, kind: int) -> bytes:
-    return _HEADER.pack(0, 0, 1, 0, 0, 0) + _write_name(name) + _QUESTION.pack(kind, IN)
-
-
-def write_instance(service: Name, label: bytes, strings: Sequence[bytes], ttl_s: int) -> bytes:
+def write_instance(service: Name, label: bytes, strings: Sequence[bytes]) -> bytes:
     """Return an answer with `label` as the one instance of a service, and `strings` in its TXT record.
 
-    Each string has at most MAX_STRING_BYTES, and the answer is valid for `ttl_s` seconds.
+    Each string has at most MAX_STRING_BYTES.
     """
     header = _HEADER.pack(0, _IS_ANSWER | _IS_AUTHORITATIVE, 0, 1, 0, 1)
     service_at = len(header)
     instance = bytes([len(label)]) + label + _pointer(service_at)
-    pointing = _write_name(service) + _RECORD.pack(PTR, IN, ttl_s, len(instance))
+    pointing = _write_name(service) + _RECORD.pack(PTR, IN, TTL_S, len(instance))
     instance_at = service_at + len(pointing)
     texts = b"".join(bytes([len(text)]) + text for text in strings)
-    return header + pointing + instance + _pointer(instance_at) + _RECORD.pack(TXT, IN, ttl_s, len(texts)) + texts
+    return header + pointing + instance + _pointer(instance_at) + _RECORD.pack(TXT, IN, TTL_S, len(texts)) + texts
 
 
 def _write_name(name: Name) -> bytes:
@@ -155,7 +154,6 @@ MAX_PACKET_BYTES = 4096
 MAX_TXT_STRINGS = 2 * limits.MAX_CONTACT_ADDRS
 """Maximum strings that are read in an answer, each of which may be an address. Nodes write at most half as many."""
 
-TTL_S = 120
 _ADDR_TEXT = "dnsaddr="
 _SEALED = b"sealed="
 _NUM_NAME_CHARS = 8
@@ -178,7 +176,7 @@ def service_of(network_id: str, secret: NetworkSecret | None = None) -> str:
 
 
 def query(service: str) -> bytes:
-    return write_question(name_of(service), PTR)
+    return _HEADER.pack(0, 0, 1, 0, 0, 0) + _write_name(name_of(service)) + _QUESTION.pack(PTR, IN)
 
 
 def answer(service: str, peer_id: str, addrs: Iterable[str], secret: NetworkSecret | None = None) -> bytes:
@@ -189,7 +187,7 @@ def answer(service: str, peer_id: str, addrs: Iterable[str], secret: NetworkSecr
         told = [_SEALED + base64.b64encode(secret.seal(text, service.encode())) for text in told]
         instance = secret.protocol_name(peer_id).removeprefix("/")
     fitting = [text for text in told if len(text) <= MAX_STRING_BYTES][: limits.MAX_CONTACT_ADDRS]
-    return write_instance(name_of(service), instance.encode(), fitting, TTL_S)
+    return write_instance(name_of(service), instance.encode(), fitting)
 
 
 def read_message(

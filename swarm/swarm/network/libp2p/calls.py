@@ -50,7 +50,6 @@ uplink of 250 kB/s."""
 _OK, _FAILURE, _PARCEL = b"\x00", b"\x01", b"\x02"
 TOKEN_BYTES = 16
 
-_LATE_REQUEST, _LATE_RESPONSE = "the request did not come in time", "the response was not taken in time"
 
 OpenStream = Callable[[str, str, int], AbstractAsyncContextManager[Stream]]
 """`open(peer_id, protocol, max_bytes)` opens a stream that accepts messages of up to `max_bytes`."""
@@ -136,7 +135,7 @@ class Calls:
     def bulk_handler(self, handler: UnaryHandler) -> StreamHandler:
         async def handle(peer_id: str, stream: Stream) -> None:
             async with self._in_turn(peer_id, "bulk"):
-                request = await _in_time(peer_id, stream.receive(), BULK_S, _LATE_REQUEST)
+                request = await _in_time(peer_id, stream.receive(), BULK_S)
                 await self._send(peer_id, stream, await handler(peer_id, request))
 
         return handle
@@ -149,7 +148,7 @@ class Calls:
         turn = self._turns.setdefault(key, asyncio.Semaphore(MAX_BULK_PER_PEER))
         self._num_in_turn[key] += 1
         try:
-            await _in_time(peer_id, turn.acquire(), BULK_S, _LATE_REQUEST)
+            await _in_time(peer_id, turn.acquire(), BULK_S)
             try:
                 yield
             finally:
@@ -160,7 +159,7 @@ class Calls:
                 del self._num_in_turn[key], self._turns[key]
 
     async def hand_out_parcel(self, peer_id: str, stream: Stream) -> None:
-        token = await _in_time(peer_id, stream.receive(), PARCEL_S, _LATE_REQUEST)
+        token = await _in_time(peer_id, stream.receive(), PARCEL_S)
         async with self._in_turn(peer_id, "parcel"):
             recipient, response = self._parcels.get(token, ("", b""))
             if recipient != peer_id:
@@ -179,7 +178,7 @@ class Calls:
                 finally:
                     self._leaving.drop(leaving)
         except TimeoutError:
-            raise PeerTimeout(_LATE_RESPONSE, peer_id=peer_id) from None
+            raise PeerTimeout("the response was not taken in time", peer_id=peer_id) from None
 
     def _keep(self, peer_id: str, response: bytes) -> bytes:
         token = os.urandom(TOKEN_BYTES)
@@ -203,11 +202,11 @@ class Calls:
             del self._num_parcel_bytes[recipient]
 
 
-async def _in_time(peer_id: str, waiting: Coroutine[Any, Any, T], within_s: float, late: str) -> T:
+async def _in_time(peer_id: str, waiting: Coroutine[Any, Any, T], within_s: float) -> T:
     """Return the result of `waiting`. Raises PeerTimeout after `within_s`, so that no peer can hold resources without
     limit."""
     try:
         async with asyncio.timeout(within_s):
             return await waiting
     except TimeoutError:
-        raise PeerTimeout(late, peer_id=peer_id) from None
+        raise PeerTimeout("the request did not come in time", peer_id=peer_id) from None

@@ -19,7 +19,7 @@ from dataclasses import replace
 from swarm_protocol import limits
 from swarm_protocol.checks import shared_fields
 from swarm_protocol.identity import short_id
-from swarm_protocol.run_credentials import revocation_in
+from swarm_protocol.run_credentials import Grant, revocation_in
 from swarm_protocol.training_messages import Contribution, Group, Ready, SignedGroup
 
 from swarm.training.allreduce.parts import part_sizes
@@ -207,54 +207,70 @@ def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: in
         for of in disputes.keys() & set(accused) - {by}:
             disputes[by][of] += 1
             disputes[of][by] += 1
-    counts = {peer: each.total() for peer, each in disputes.items()}
     # the entry "" stands for leaving nobody out
     turns = {peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest() for peer in ("", *accusations)}
     left_out = []
-    while most := max(counts.values(), default=0):
-        worst = sorted(peer for peer, count in counts.items() if count == most)
-        tied = set(worst)
-        alone = [peer for peer in worst if tied.isdisjoint(disputes[peer])]
-        out = alone[0] if alone else min(("", *worst), key=turns.__getitem__)
-        left_out += [out] if out else []
-        for peer in [out] if out else worst:
-            for other in disputes[peer].keys() & (disputes.keys() if out else tied):
-                num = disputes[peer].pop(other)
-                del disputes[other][peer]
-                counts[peer] -= num
-                counts[other] -= num
+    while most := max((others.total() for others in disputes.values()), default=0):
+        worst = {peer for peer, others in disputes.items() if others.total() == most}
+        without_each_other = [peer for peer in worst if worst.isdisjoint(disputes[peer])]
+        out = min(without_each_other) if without_each_other else min(("", *worst), key=turns.__getitem__)
+        if out:
+            left_out.append(out)
+            for other in disputes.pop(out):
+                del disputes[other][out]
+        else:  # their disputes with each other stay undecided
+            for peer in worst:
+                for other in worst & disputes[peer].keys():
+                    del disputes[peer][other]
     return tuple(left_out)
 
 
 def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[str, str]:
-    unfit = {peer: NOT_ADMITTED for peer in ready if not setup.admits(peer)}
-    places = set[int]()
+    """Return the members that are `ready` and that the group must leave out, each with the reason. `setup.me` is not
+    among them."""
+    unfit, places = dict[str, str](), set[int]()
     # this member's own claims come first, since it does not leave itself out
     for peer, each in sorted(ready.items(), key=lambda item: (item[0] != setup.me, item[0])):
         report = each.contribution_of(peer)
-        grant = grants_in(report.credentials).get(peer)
-        reason = NOT_INVITED if setup.standings.refuses(peer, grant) else cluster_overclaim(setup, report)
-        reason = reason or (MISSTATED if misstates_standing(setup, report) else "")
-        reason = reason or (MISSTATED_SCORE if misstates_score(setup, report) else "")
-        claimed = {follower.place for follower in each.followers}
-        if not reason and claimed & places:
+        brought = {follower.place for follower in report.followers}
+        reason = _breach(setup, report, grants_in(report.credentials).get(peer))
+        if not reason and brought & places:
             reason = "it brings a trainer's work that another member brings, too"
-        if peer == setup.me or not reason:
-            places |= claimed
-        else:
+        if reason and peer != setup.me:
             unfit[peer] = reason
+        else:
+            places |= brought
     honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
+    for peer in sorted(accused_members(setup, attempt, honest)):
+        accusers = [by for by, accused in honest.items() if peer in accused]
+        unfit[peer] = f"accused by {', '.join(map(short_id, accusers)) or 'nobody else, and accuses others'}"
+    return unfit
+
+
+def accused_members(setup: RoundSetup, attempt: int, accusations: Mapping[str, Collection[str]]) -> set[str]:
+    """Return which of the accusers and of those that they accuse `setup.me` leaves out of the group of `attempt`.
+    `accusations` are by accuser."""
     # accusations by strangers do not count: anyone can create any number of strangers
-    heard = {peer: each if peer in setup.roster or not setup.roster else () for peer, each in honest.items()}
+    heard = {peer: each if peer in setup.roster or not setup.roster else () for peer, each in accusations.items()}
     num_failed = attempt - setup.first_attempt
     out = whom_to_leave_out(heard, num_failed) if num_failed else widely_accused(heard, len(setup.roster or heard))
-    own = ready[setup.me].accused if setup.me in ready else ()
     # what this member saw itself counts even in a tie: it signs a group of members that it can work with
-    for peer in (*out, *(peer for peer in own if peer in honest)):
-        if peer != setup.me:
-            accusers = [by for by, accused in honest.items() if peer in accused]
-            unfit[peer] = f"accused by {', '.join(map(short_id, accusers)) or 'nobody else, and accuses others'}"
-    return unfit
+    own = accusations.keys() & set(accusations.get(setup.me, ()))
+    return {*out, *own} - {setup.me}
+
+
+def _breach(setup: RoundSetup, member: Contribution, grant: Grant | None) -> str:
+    """Return why the report of `member` may be in no group; empty if it may be in one. `grant` is what lets the member
+    into the run, if anything does."""
+    if not setup.admits(member.peer_id):
+        return NOT_ADMITTED
+    if setup.standings.refuses(member.peer_id, grant):
+        return NOT_INVITED
+    if _misstates_standing(setup, member):
+        return MISSTATED
+    if setup.held_out.is_discounted(member.peer_id) != member.discounted:
+        return MISSTATED_SCORE
+    return cluster_overclaim(setup, member)
 
 
 def complaint(setup: RoundSetup, attempt: int, mine: Contribution, signed: SignedGroup) -> str:
@@ -310,31 +326,28 @@ def _forbidden(setup: RoundSetup, group: Group) -> str:
             not setup.succession.is_enough(setup.roster, group.peer_ids),
             "it has too few members of the state that it follows from",
         ),
-        (not all(map(setup.admits, group.peer_ids)), "it has a member that the run does not admit"),
-        (
-            any(setup.standings.refuses(peer, grants.get(peer)) for peer in group.peer_ids),
-            f"of a member, {NOT_INVITED}",
-        ),
         (
             len(group.credentials) > limits.MAX_CREDENTIALS
             or bool(set(setup.standings.overused(grants)) & set(group.peer_ids)),
             "it has more newcomers than their invitations or vouchers let in",
         ),
-        (any(misstates_standing(setup, member) for member in group.members), f"of a member, {MISSTATED}"),
-        (any(misstates_score(setup, member) for member in group.members), f"of a member, {MISSTATED_SCORE}"),
         (
             len(group.on_probation) > num_seats(setup, len(group.members) - len(group.on_probation)),
             f"it has {len(group.on_probation)} members on probation, which is too many",
         ),
         (any(peer in setup.clusters.dealt for peer in group.peer_ids), "it has a member whose work another one brings"),
-        (any(cluster_overclaim(setup, member) for member in group.members), "a member claims more than its lease"),
         (len(places) > len(set(places)), "two members bring one trainer's work"),
         (
             bool(group.part_values) and group.part_values != part_sizes(setup.num_values, group.members),
             "its part sizes do not follow from the bandwidths that its members reported",
         ),
     )
-    return next((text for is_wrong, text in checks if is_wrong), "")
+    if wrong := next((text for is_wrong, text in checks if is_wrong), ""):
+        return wrong
+    for member in group.members:
+        if breach := _breach(setup, member, grants.get(member.peer_id)):
+            return f"of {short_id(member.peer_id)}, {breach}"
+    return ""
 
 
 def num_seats(setup: RoundSetup, num_proven: int) -> int:
@@ -353,7 +366,7 @@ def num_demotable(max_group: int) -> int:
     return max(1, limits.MAX_DEMOTED // max_group)
 
 
-def misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
+def _misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
     """Return whether `member` contradicts the state about how many steps of probation it or a follower has left."""
     own = grants_in(member.credentials).get(member.peer_id)
     if setup.standings.steps_left(member.peer_id, own) != member.steps_left:
@@ -362,11 +375,6 @@ def misstates_standing(setup: RoundSetup, member: Contribution) -> bool:
         (setup.leased[each.place], each.steps_left) for each in member.followers if each.place < len(setup.leased)
     ]
     return any(setup.standings.steps_left(peer) != left for peer, left in followers)
-
-
-def misstates_score(setup: RoundSetup, member: Contribution) -> bool:
-    """Return whether `member` contradicts the state about whether its work is discounted."""
-    return setup.held_out.is_discounted(member.peer_id) != member.discounted
 
 
 def cluster_overclaim(setup: RoundSetup, member: Contribution) -> str:

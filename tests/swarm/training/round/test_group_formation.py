@@ -15,6 +15,7 @@ from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes,
 from swarm.training.round.clusters import draw_clusters
 from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, UNINVITED, decision_s, grace_after
 from swarm.training.round.group_members import (
+    NOT_ADMITTED,
     complaint,
     form_group,
     origin_complaint,
@@ -218,7 +219,7 @@ def test_complaint_names_a_changed_own_weight_or_a_raised_weight_of_others() -> 
     lowered = replace(group, members=(replace(mine, num_tokens=4, num_samples=1), *group.members[1:]))
     raised = replace(group, members=(mine, replace(other, num_tokens=10**9, num_samples=10), group.members[2]))
     assert "changes this member's" in complaint(TERMS, 0, mine, signed(lowered))
-    assert "more than its lease" in complaint(TERMS, 0, mine, signed(raised))
+    assert "more tokens or samples than its lease has" in complaint(TERMS, 0, mine, signed(raised))
 
 
 def test_complaint_names_a_coordinator_that_changes_the_bandwidth_of_another_member() -> None:
@@ -334,7 +335,7 @@ def test_form_group_leaves_out_peers_that_the_run_does_not_admit_with_a_reason()
     setup = replace(TERMS, admission=(A, B, C))
     group, left_out = form_group(setup, 0, {peer: ready() for peer in (A, B, D)})
     assert group.peer_ids == (A, B)
-    assert left_out == {D: "the run does not admit it"}
+    assert left_out == {D: NOT_ADMITTED}
 
 
 def test_complaint_names_a_group_with_a_peer_that_is_not_admitted() -> None:
@@ -342,7 +343,7 @@ def test_complaint_names_a_group_with_a_peer_that_is_not_admitted() -> None:
     mine = Contribution(peer_id=A, num_tokens=40, num_samples=10, loss=2.0)
     assert complaint(replace(TERMS, admission=(A, B, D)), 0, mine, signed(group)) == ""
     wrong = complaint(replace(TERMS, admission=(A, B, C)), 0, mine, signed(group))
-    assert wrong == "it has a member that the run does not admit"
+    assert wrong == f"of {short_id(D)}, {NOT_ADMITTED}"
 
 
 def test_lease_counts_for_a_member_that_was_left_out_of_the_last_group() -> None:

@@ -89,8 +89,8 @@ def test_coordinator_takes_a_trainers_work_from_only_one_head() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"newcomers": (FOLLOWERS[0],)}, "more than its lease"),
-        ({"num_tokens": 10**9}, "more than its lease"),
+        ({"newcomers": (FOLLOWERS[0],)}, "brings a newcomer that is in the run"),
+        ({"num_tokens": 10**9}, "more tokens or samples than its lease has"),
     ],
 )
 def test_members_refuse_a_group_in_which_a_head_claims_work_that_it_does_not_have(
@@ -125,7 +125,7 @@ def test_members_refuse_newcomers_that_the_run_does_not_admit() -> None:
     group, _ = form_group(setup, 0, reports)
     wrong = replace(group.members[1], newcomers=(STRANGER,))
     members = (group.members[0], wrong, *group.members[2:])
-    assert "more than its lease" in complaint(setup, 0, group.members[0], signed(members))
+    assert "a newcomer that the run does not admit" in complaint(setup, 0, group.members[0], signed(members))
 
 
 def test_coordinator_refers_a_follower_that_reports_to_it_to_its_head() -> None:

@@ -190,37 +190,40 @@ def _inner_reader(value_type: Any, descriptor: Any) -> Callable[[Any], Any]:
 
 def reader(value_type: Callable[..., T], descriptor: Any, forms: Forms = _NO_FORMS) -> Callable[..., T]:
     """Return a function that makes a `value_type` from a message with the same fields."""
-    arguments, given, names = (
-        list[str](),
-        list[str](),
-        {"value_type": maker(value_type), "absent": _absent, "tuple": tuple, "dict": dict},
-    )
+    names: dict[str, Any] = {"value_type": maker(value_type), "absent": _absent, "check_num_items": check_num_items}
     inner, hints = _inner_types(value_type), _hints_of(value_type)
+    arguments, given = list[str](), list[str]()
     for field in descriptor.fields:
         name, form = field.name, forms.get(field.name)
-        content = f"sent.{name}"
         if form is not None and form.read is None:
             given.append(name)
-            content = name
-        elif form is not None:
+            arguments.append(f"{name}={name}")
+            continue
+        if form is not None:
             names[f"read_{name}"] = form.read
-            content = f"read_{name}(sent.{name})"
         elif name in inner:
             names[f"read_{name}"] = _inner_reader(inner[name], field.message_type)
-            read_one = f"read_{name}({'each' if field.is_repeated else content})"
-            if field.is_repeated and (most := max_items_of(hints[name])) is not None:
-                names["check_num_items"] = check_num_items  # too many items are refused before any is read
-                content = f"check_num_items({content}, {name!r}, max_items={most})"
-            content = f"tuple([{read_one} for each in {content}])" if field.is_repeated else read_one
-        elif field.is_repeated:
-            content = f"dict({content})" if _is_map(field) else f"tuple({content})"
-        if field.has_presence and name not in given:
-            is_needed = name in inner and type(None) not in get_args(hints[name])
-            content += f" if sent.HasField({name!r}) else {f'absent({name!r})' if is_needed else 'None'}"
-        arguments.append(f"{name}={content}")
+        arguments.append(f"{name}={_reading(field, form, hints.get(name), is_inner=name in inner)}")
     lines = [f"return value_type({', '.join(arguments)})"]
     read: Callable[..., T] = made_function("read", ", ".join(["sent", *given]), lines, names)
     return read
+
+
+def _reading(field: Any, form: FieldForm | None, hint: Any, *, is_inner: bool) -> str:
+    """Return the expression of `reader` for the value of `field`."""
+    name, value = field.name, f"sent.{field.name}"
+    if form is not None or (is_inner and not field.is_repeated):
+        value = f"read_{name}({value})"
+    elif is_inner:
+        if (most := max_items_of(hint)) is not None:  # too many items are refused before any is read
+            value = f"check_num_items({value}, {name!r}, max_items={most})"
+        value = f"tuple([read_{name}(each) for each in {value}])"
+    elif field.is_repeated:
+        value = f"dict({value})" if _is_map(field) else f"tuple({value})"
+    if not field.has_presence:
+        return value
+    is_needed = is_inner and type(None) not in get_args(hint)
+    return f"{value} if sent.HasField({name!r}) else {f'absent({name!r})' if is_needed else 'None'}"
 
 
 def _absent(field: str) -> NoReturn:

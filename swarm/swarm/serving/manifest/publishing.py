@@ -88,27 +88,21 @@ def _block_ranges(
     files: ModelFiles, shards: Sequence[Path]
 ) -> tuple[tuple[ByteRange, ...], list[tuple[ByteRange, ...]], tuple[ByteRange, ...]]:
     """Return the byte ranges before the first block, of each block, and after the last one."""
-    stored = {name: (path, tensor) for path in shards for name, tensor in stored_tensors(path).items()}
-    index_of = {path: index for index, path in enumerate(shards)}
-    of_block: dict[int, list[ByteRange]] = {block: [] for block in range(files.num_blocks)}
-    outside: dict[str, list[ByteRange]] = {}
-    for weight, block in block_of_tensors(files).items():
-        found = [stored[part] for part in files.parts[weight].values() if part in stored]
-        ranges = [
-            ByteRange(file=index_of[path], start=each.offset, num_bytes=each.num_values * each.dtype.itemsize)
-            for path, each in found
+    stored = {name: (at, tensor) for at, path in enumerate(shards) for name, tensor in stored_tensors(path).items()}
+
+    def ranges(weights: Iterable[str]) -> tuple[ByteRange, ...]:
+        found = (stored[part] for weight in weights for part in files.parts[weight].values() if part in stored)
+        return merged(
+            ByteRange(file=at, start=each.offset, num_bytes=each.num_values * each.dtype.itemsize)
+            for at, each in found
             if each.num_values
-        ]
-        if block is None:
-            outside[weight] = ranges
-        elif block in of_block:
-            of_block[block] += ranges
+        )
+
+    block_of = block_of_tensors(files)
+    outside = {weight for weight, block in block_of.items() if block is None}
     first_and_last = (0, 1), (files.num_blocks - 1, files.num_blocks)
-    before, after = (
-        merged(each for weight in needed for each in outside.get(weight, ()))
-        for needed in needed_tensors(files, first_and_last)
-    )
-    blocks = [merged(ranges) for _, ranges in sorted(of_block.items())]
+    before, after = (ranges(needed & outside) for needed in needed_tensors(files, first_and_last))
+    blocks = [ranges(weight for weight, block in block_of.items() if block == each) for each in range(files.num_blocks)]
     num_ranges = len(before) + len(after) + sum(map(len, blocks))
     if num_ranges > limits.MAX_MANIFEST_RANGES:
         raise ConfigError(

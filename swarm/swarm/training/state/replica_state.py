@@ -74,14 +74,13 @@ class Manifest:
             raise ValueError("the roster is not sorted and distinct")
         for peer_id in (*self.roster, *(peer_id for stripe in self.stripes for peer_id in stripe.roster)):
             check_peer_id(peer_id)
-        fresh = [peer_id for peer_id, _ in self.probation]
-        if fresh != sorted(set(fresh)) or not trainers_of(self.stripes).issuperset(fresh):
-            raise ValueError("the peers on probation are not sorted, distinct trainers")
+        trainers = trainers_of(self.stripes)
+        on_probation, scored = [peer_id for peer_id, _ in self.probation], [each.peer_id for each in self.held_out]
+        for name, peers in (("on probation", on_probation), ("with a score", scored)):
+            if peers != sorted(set(peers)) or not trainers.issuperset(peers):
+                raise ValueError(f"the peers {name} are not sorted, distinct trainers")
         for _, left in self.probation:
             check_int(left, "probation", low=1, high=limits.MAX_PROBATION_STEPS)
-        scored = [each.peer_id for each in self.held_out]
-        if scored != sorted(set(scored)) or not trainers_of(self.stripes).issuperset(scored):
-            raise ValueError("the peers with a score are not sorted, distinct trainers")
         check_count(self.drawn, "drawn", max_items=limits.MAX_SCORED)
         for peer_id in self.drawn:
             check_peer_id(peer_id)

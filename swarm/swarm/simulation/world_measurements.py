@@ -47,19 +47,16 @@ def take_sample(minute: float, scenario: Scenario, population: Population, measu
     """Add a sample of the present state to `measured`."""
     nodes = population.nodes.values()
     counts = [node.network.dht.counts for node in nodes if node.membership and node.network]
-    sample = {
-        "minute": minute,
-        "nodes": len(nodes),
-        "records_mean": mean([each.num_records for each in counts]),
-        "records_max": max([each.num_records for each in counts], default=0),
-        "peers_mean": mean([each.num_peers for each in counts]),
-        "peers_max": max([each.num_peers for each in counts], default=0),
-        "addresses_mean": mean([each.num_addresses for each in counts]),
-        "addresses_max": max([each.num_addresses for each in counts], default=0),
-    }
+    sample = {"minute": minute, "nodes": len(nodes)}
+    for name, numbers in (
+        ("records", [each.num_records for each in counts]),
+        ("peers", [each.num_peers for each in counts]),
+        ("addresses", [each.num_addresses for each in counts]),
+    ):
+        sample |= {f"{name}_mean": mean(numbers), f"{name}_max": max(numbers, default=0)}
     if (model := scenario.model) is not None:
-        found = {node.number: population.servers.get(node.identity.peer_id) for node in nodes}
-        servers = {str(number): each.record for number, each in found.items() if each and each.record}
+        found = [population.servers.get(node.identity.peer_id) for node in nodes]
+        servers = {str(number): each.record for number, each in enumerate(found) if each and each.record}
         sample["servers"] = len(servers)
         sample["blocks_without_server"] = sum(end - start for start, end in missing_spans(servers, model.blocks))
         sample["answer_tokens"] = measured.counts["answer tokens"]

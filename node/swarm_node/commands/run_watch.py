@@ -59,7 +59,7 @@ async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> 
     async with visiting(config) as (network, membership):
         run = which if isinstance(which, SignedRun) else await _file_of(which.run_id, network, membership, emitter)
         emitter.emit("watching", run=run.run_id, signed_by=run.peer_id, outer_steps=run.config.outer_steps)
-        watching = RunWatcher(Observer(network, membership, run), run, emitter)
+        watching = RunWatcher(Observer(network, membership, run), emitter)
         with recorded(emitter, config.tensorboard, run.run_id, "watch"):
             await watching.until_finished()
     return 0
@@ -89,11 +89,11 @@ def _waits_for_first(run_id: str) -> str:
 class RunWatcher:
     """Prints what an observer sees, each fact once."""
 
-    def __init__(self, observer: Observer, run: SignedRun, emitter: Emitter) -> None:
+    def __init__(self, observer: Observer, emitter: Emitter) -> None:
         self._observer = observer
-        self._run = run
+        self._run = observer.run
         self._emitter = emitter
-        self._reported = ""
+        self._states: Mapping[str, str] = {}
         self._validated = -1
         self._endorsed = 0
         self._finished: TrainerRecord | None = None
@@ -159,23 +159,20 @@ class RunWatcher:
         return False
 
     def _report_members(self, members: Mapping[str, TrainerRecord]) -> None:
-        counts = Counter(each.state for each in members.values())
         present = [each for each in members.values() if each.state != "leaving"]
         if present:
             last = self._run.config.outer_steps
             is_finished = all(each.state == "finished" and each.outer_step == last and each.digest for each in present)
             self._finished = present[0] if is_finished else None
-        summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
-        states = repr({peer: each.state for peer, each in members.items()})
-        if states == self._reported:
+        states = {peer: each.state for peer, each in members.items()}
+        if states == self._states:
             return
-        if members or self._reported:
-            shown = ("state", "outer_step", "tokens_per_s", "loss")
-            listed = [
-                {"peer_id": peer, **{name: getattr(each, name) for name in shown}} for peer, each in members.items()
-            ]
-            self._emitter.emit("members", run=self._run.run_id, members=listed, summary=summary)
-        self._reported = states
+        self._states = states
+        counts = Counter(states.values())
+        summary = ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) or "none"
+        shown = ("state", "outer_step", "tokens_per_s", "loss")
+        listed = [{"peer_id": peer, **{name: getattr(each, name) for name in shown}} for peer, each in members.items()]
+        self._emitter.emit("members", run=self._run.run_id, members=listed, summary=summary)
 
     def _report_endorsed(self) -> None:
         newest = self._observer.endorsement

@@ -46,6 +46,7 @@ class Scripted:
 
     def __init__(self, *looks: tuple[Mapping[str, TrainerRecord], list[CommittedStep] | PeerTimeout]) -> None:
         self._looks = list(looks)
+        self.run = RUN
         self.outer_step = 0
         self.roster: tuple[str, ...] = ()
         self.endorsement: Endorsement | None = None
@@ -64,7 +65,7 @@ class Scripted:
 
 def told(observer: Scripted) -> list[dict[str, object]]:
     out = io.StringIO()
-    watching = RunWatcher(observer, RUN, Emitter(json=True, out=out, err=io.StringIO()))  # type: ignore[arg-type]
+    watching = RunWatcher(observer, Emitter(json=True, out=out, err=io.StringIO()))  # type: ignore[arg-type]
     try:
         virtual_time.run(watching.until_finished())
     finally:
@@ -123,7 +124,7 @@ def test_watch_of_a_file_says_once_how_long_it_waits_for_the_first_member() -> N
     here = Scripted(({"a": member()}, [step(2)]))
     for observer, times in ((nobody, 1), (here, 0)):
         err = io.StringIO()
-        watching = RunWatcher(observer, RUN, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
+        watching = RunWatcher(observer, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
         virtual_time.run(watching.until_finished())
         line = f"no member of {RUN.run_id} was found: nobody trains it yet, or it is over and all members have left"
         assert err.getvalue().count(f"{line}; waiting up to 3 min for a member; Ctrl-C stops this") == times
@@ -162,7 +163,7 @@ def test_watch_says_for_what_and_for_how_long_a_run_waits() -> None:
     alone = ({"a": member()}, list[CommittedStep]())
     observer = Scripted(({"a": member(), "b": member()}, [step(1)]), *[alone] * 260, ({"a": member()}, [step(2)]))
     err = io.StringIO()
-    watching = RunWatcher(observer, RUN, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
+    watching = RunWatcher(observer, Emitter(json=True, out=io.StringIO(), err=err))  # type: ignore[arg-type]
     virtual_time.run(watching.until_finished())
     said = [line for line in err.getvalue().splitlines() if "waits" in line]
     words = "waits: 1 of the 2 members that a step needs is there"

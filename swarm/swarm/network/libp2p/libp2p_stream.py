@@ -7,8 +7,8 @@ the loop.
 
 A stream outlives the connection below it. When its byte stream ends without END or FAILURE, `pump` calls its
 `Reconnect` for another one, and both sides send again what the other has not received. `stream_resume` makes such
-streams and finds their byte streams. `kept_frames` keeps the frames to send again and the messages that wait to be
-received. `stream_buffers` reads and writes bytes.
+streams and finds their byte streams. `kept_frames` keeps the frames to send again, and `unread_messages` the messages
+that wait to be received. `stream_buffers` reads and writes bytes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from swarm_protocol.failure_messages import decode_failure, encode_failure
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, cut_off
-from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames, UnreadMessages
+from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames
 from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.peer_budgets import UnreadBudget
 from swarm.network.rate import PacedWriter, write
 from swarm.network.traffic import Traffic
+from swarm.network.unread_messages import UnreadMessages
 
 _COPY_BYTES = 2**14
 """Up to this size, copying a message behind its header costs less than writing from two buffers."""
@@ -81,11 +82,8 @@ class Libp2pStream:
         Messages are counted in `traffic`, whose limits hold. Messages that wait to be received are charged to `unread`.
         Without `resumption` the stream ends with its connection.
         """
-        self._reader = reader
-        self._writer = writer
         self._traffic = traffic or Traffic()
-        self._wire = StreamBuffers(self._check_frame, self._accept, self._traffic.download)
-        self._outbox = PacedWriter(writer, self._traffic.turns)
+        self._attach(reader, writer)
         self.peer_id = peer_id
         self._timeout_s = timeout_s
         self._unread = UnreadMessages(self, unread or UnreadBudget(), max_message_bytes)
@@ -104,6 +102,13 @@ class Libp2pStream:
         self.num_signs = 0
         """Number of frames that have come, including acknowledgements. While the other side takes data, at least one
         comes each second."""
+
+    def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Go on over this byte stream."""
+        self._reader = reader
+        self._writer = writer
+        self._wire = StreamBuffers(self._check_frame, self._accept, self._traffic.download)
+        self._outbox = PacedWriter(writer, self._traffic.turns)
 
     # --- what users of a stream see ---------------------------------------------------------------------------------
 
@@ -124,7 +129,7 @@ class Libp2pStream:
                     await self._spend(framing.cost(len(piece)))  # last: a cancelled wait must not cost credit
                     # a long message is copied piece by piece, so that only unacknowledged pieces of it are kept
                     is_long = len(message) > framing.CHUNK_BYTES
-                    self._write_piece(kind, bytes(piece) if is_long and self._keeps_sent else piece)
+                    self._write_piece(kind, bytes(piece) if is_long and self._can_resume else piece)
                 await self._drain()
         except TimeoutError:
             # part of the message may have been sent, so the stream cannot go on
@@ -268,19 +273,15 @@ class Libp2pStream:
     @property
     def _is_over(self) -> bool:
         # `pump` may set an error for the lost connection only in its next turn
-        return self._error is not None or (self._wire.is_lost and not self._may_resume)
+        return self._error is not None or (self._wire.is_lost and not self._can_resume)
 
     @property
-    def _may_resume(self) -> bool:
-        return self._reconnect is not None and self._keeps_sent
-
-    @property
-    def _keeps_sent(self) -> bool:
+    def _can_resume(self) -> bool:
         return self._sent is not None and self._sent.can_resend
 
     async def _resume(self) -> bool:
         """Go on over another byte stream. Return whether there is one."""
-        if self._error is not None or not self._may_resume:
+        if self._error is not None or not self._can_resume:
             return False
         assert self._reconnect is not None
         assert self._sent is not None
@@ -295,9 +296,7 @@ class Libp2pStream:
             resumed.writer.transport.abort()
             return False
         self._outbox.drop()
-        self._reader, self._writer = resumed.reader, resumed.writer
-        self._wire = StreamBuffers(self._check_frame, self._accept, self._traffic.download)
-        self._outbox = PacedWriter(resumed.writer, self._traffic.turns)
+        self._attach(resumed.reader, resumed.writer)
         self._received.note_acknowledged()  # by `reconnect`
         for frame in self._sent.to_resend(resumed.num_received):
             self._outbox.write(frame, at_once=False)
@@ -359,7 +358,7 @@ class Libp2pStream:
                 await wire.drained()
                 return
             except ConnectionError:
-                if self._error is not None or not self._may_resume:
+                if self._error is not None or not self._can_resume:
                     # `pump` may still find the other side's reason in bytes that came before the connection was lost
                     raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
             await self._other_than(wire)

@@ -197,7 +197,7 @@ class MemoryNetwork(SigningNetwork):
     ) -> bytes:
         try:
             async with asyncio.timeout(timeout_s), self._conversation(peer_id, f"{_CALL}{method}", timeout_s) as end:
-                end.max_message_bytes = max_bytes
+                end.unread.max_message_bytes = max_bytes
                 await end.send(request)
                 return await end.receive()
         except TimeoutError:

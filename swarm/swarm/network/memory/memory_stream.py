@@ -1,32 +1,30 @@
 """The two ends of one conversation between simulated peers: ordered messages, a bounded window, failures in wire form.
 
 A call is a conversation of one message in each direction; a stream may have any number. The window, the pieces of a
-message and their cost are those of the real wire (`framing`), so that two peers that both send before either reads
-deadlock here as they would there. `memory_link` carries the bytes, and `memory_network` has the peers. An end belongs
-to the task that uses it. `handler_task` belongs to the network that serves the conversation; an end only cancels it,
-when the caller leaves or the connection breaks.
+message, their cost, and how they are kept until they are taken are those of the real wire (`framing`,
+`unread_messages`), so that two peers that both send before either reads deadlock here as they would there.
+`memory_link` carries the bytes, and `memory_network` has the peers. An end belongs to the task that uses it.
+`handler_task` belongs to the network that serves the conversation; an end only cancels it, when the caller leaves or
+the connection breaks.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.interface import EndOfStream, cut_off, too_long
+from swarm.network.interface import EndOfStream, cut_off
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import Pipe
 from swarm.network.peer_budgets import UnreadBudget
-
-_GRANT_BYTES = framing.WINDOW_BYTES // 4
-"""Credit is granted in steps of this size, as on the real wire."""
+from swarm.network.unread_messages import UnreadMessages
 
 
 class StreamEnd:
@@ -43,20 +41,13 @@ class StreamEnd:
         self.other: StreamEnd
         self.handler_task: asyncio.Task[None] | None = None
         self.is_call = False  # set at the caller's end only
-        self.max_message_bytes = limits.MAX_MESSAGE_BYTES
+        self.unread = UnreadMessages(self, unread, limits.MAX_MESSAGE_BYTES)
         self._pipe = pipe
         self._links = links
-        self._unread = unread
         self._timeout_s = timeout_s
-        self._received: deque[tuple[Kind, memoryview]] = deque()
-        self._partial: list[memoryview] = []
-        self._num_partial_bytes = 0
-        self._charged_bytes = 0  # of the message that is being taken
-        self._taken_bytes = 0
         self._credit_bytes = framing.WINDOW_BYTES
         self._accepted = False
         self._finished = False
-        self._has_left = False  # whether nothing will be received any more
         self._is_in_message = False  # whether more pieces have to follow the last one that was sent
         self._at_end: Exception | None = None  # raised by receive once all is read
         self._broken: SwarmError | None = None  # raised by send
@@ -160,9 +151,8 @@ class StreamEnd:
             self.handler_task.cancel()
 
     def _leave(self) -> None:
-        self._finished = self._has_left = True
-        self._received.clear()
-        self._unread.drop(self)
+        self._finished = True
+        self.unread.drop()
 
     def _close(self, error: SwarmError, at_end: Exception) -> None:
         if self._broken is None:
@@ -201,38 +191,19 @@ class StreamEnd:
 
     def _take(self, kind: Kind, piece: memoryview) -> None:
         self._links.received(self.peer_id, len(piece), self.other._pipe.came_s)
-        if self._at_end is None and not self._has_left and self._unread.charge(self, framing.cost(len(piece))):
-            self._received.append((kind, piece))
+        if self._at_end is None and self.unread.announce(len(piece)):
+            self.unread.add(kind, piece)
             self._news.set()
 
     def _take_message(self) -> bytes | None:
-        while self._received:
-            kind, piece = self._received.popleft()
-            cost = framing.cost(len(piece))
-            self._charged_bytes += cost
-            self._grant(cost)
-            self._num_partial_bytes += len(piece)
-            if self._num_partial_bytes > self.max_message_bytes:
-                self._received.clear()
-                self._partial.clear()
-                violation = too_long(self.max_message_bytes, self.peer_id)
-                self.break_off(violation)
-                raise violation
-            self._partial.append(piece)
-            if kind == Kind.DATA:
-                self._unread.release(self, self._charged_bytes)
-                self._charged_bytes = 0
-                message = b"".join(self._partial)
-                self._partial.clear()
-                self._num_partial_bytes = 0
-                return message
-        return None
-
-    def _grant(self, num_bytes: int) -> None:
-        self._taken_bytes += num_bytes
-        if self._taken_bytes >= _GRANT_BYTES:
-            taken_bytes, self._taken_bytes = self._taken_bytes, 0
-            self._put(0, lambda: self.other._take_credit(taken_bytes))
+        try:
+            message = self.unread.take()
+        except PeerViolation as violation:
+            self.break_off(violation)
+            raise
+        if granted := self.unread.credit():
+            self._put(0, lambda: self.other._take_credit(granted))
+        return message
 
     def _timed_out(self, what: str) -> PeerTimeout:
         return PeerTimeout(f"the peer {what} within {self._timeout_s:g} s", peer_id=self.peer_id)

@@ -14,10 +14,10 @@ The nodes come from a TOML file:
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from swarm.router.block_budget import COMFORTABLE_SESSIONS
 from swarm.router.planner import PlacementPlan, PlannedNode, plan
@@ -36,6 +36,8 @@ from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import parse_node_name, parse_size
 from swarm_node.storage.home import Home, read_text
+
+T = TypeVar("T")
 
 
 def run(flags: Flags) -> int:
@@ -156,17 +158,8 @@ def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
 
 def _node(entry: Mapping[str, Any], where: str, num_blocks: int) -> PlannedNode:
     _refuse_unknown(entry, _KEYS, where)
-    name, memory = entry.get("name"), entry.get("memory")
-    for key, value in (("name", name), ("memory", memory)):
-        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-            raise ConfigError(f"{where} has no {key}", remedy=f"write {_SHORTEST}")
-    key = "name"
-    try:
-        parse_node_name(str(name))
-        key = "memory"
-        memory_bytes = parse_size(str(memory))
-    except ValueError as error:
-        raise ConfigError(f"{key} of {where} {error}", remedy=f"write {_SHORTEST}") from error
+    name = _parsed(entry, "name", where, parse_node_name)
+    memory_bytes = _parsed(entry, "memory", where, parse_size)
     if not 0 < memory_bytes <= limits.MAX_MEMORY_BYTES:
         raise ConfigError(
             f"memory of {where} is {memory_bytes} bytes", remedy='write the memory that the node has, such as "24GiB"'
@@ -193,7 +186,7 @@ def _node(entry: Mapping[str, Any], where: str, num_blocks: int) -> PlannedNode:
         )
     rtt_ms = {other: number(f"rtt.{other}", rtt, limits.MAX_RTT_MS) for other, rtt in rtts.items()}
     return PlannedNode(
-        name=str(name),
+        name=name,
         memory_bytes=memory_bytes,
         decode_ms=decode_ms,
         prefill_ms=number("prefill_ms_per_token", entry.get("prefill_ms_per_token", 0), limits.MAX_BLOCK_MS),
@@ -201,6 +194,17 @@ def _node(entry: Mapping[str, Any], where: str, num_blocks: int) -> PlannedNode:
         client_rtt_ms=rtt_ms.pop(CLIENT, None),
         rtt_ms=rtt_ms,
     )
+
+
+def _parsed(entry: Mapping[str, Any], key: str, where: str, parse: Callable[[str], T]) -> T:
+    """Return what `parse` makes of the value of a required key. Raises ConfigError."""
+    value = entry.get(key)
+    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+        raise ConfigError(f"{where} has no {key}", remedy=f"write {_SHORTEST}")
+    try:
+        return parse(str(value))
+    except ValueError as error:
+        raise ConfigError(f"{key} of {where} {error}", remedy=f"write {_SHORTEST}") from error
 
 
 def _refuse_unknown(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -15,8 +15,8 @@ import os
 import resource
 import select
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -171,16 +171,8 @@ class LoadedTokenizer:
         Raises ConfigError if the template refuses these messages, or does not use tools or a name in `template_kwargs`.
         It may leave unused only names in `_HINTS`.
         """
-        try:
+        with _refusing(f"the chat template of {self.model} cannot be used", "send a prompt, or use another model"):
             names = self._template_names(tools)
-        except MemoryError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"the chat template of {self.model} cannot be used: {one_line(error)}",
-                remedy="send a prompt, or use another model",
-                field="prompt",
-            ) from error
         for name in template_kwargs:
             is_used = name in names or name in _HINTS
             if not is_used or (name in _RESERVED and name != "add_generation_prompt"):
@@ -193,7 +185,8 @@ class LoadedTokenizer:
         if not self.tokenizer.chat_template:
             lines = [f"{message.get('role', 'user')}: {message.get('content', '')}" for message in messages]
             return self.encode("\n".join([*lines, "assistant:"]))
-        try:
+        remedy = "send roles and an order that the model knows, such as user and assistant in turn"
+        with _refusing("the model's chat template refuses these messages", remedy):
             encoded = self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in tools] or None,
@@ -201,14 +194,6 @@ class LoadedTokenizer:
                 return_dict=False,
                 **{"add_generation_prompt": True, **template_kwargs},
             )
-        except MemoryError:
-            raise
-        except Exception as error:  # the model's template may raise anything
-            raise ConfigError(
-                f"the model's chat template refuses these messages: {one_line(error)}",
-                remedy="send roles and an order that the model knows, such as user and assistant in turn",
-                field="prompt",
-            ) from error
         return self._bounded(encoded)
 
     def _template_names(self, tools: Sequence[Message]) -> Collection[str]:
@@ -251,6 +236,17 @@ class LoadedTokenizer:
                 field="prompt",
             )
         return [int(token_id) for token_id in token_ids]
+
+
+@contextmanager
+def _refusing(message: str, remedy: str) -> Iterator[None]:
+    """Raise ConfigError with `message` for an error inside the context: a model's template may raise anything."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{message}: {one_line(error)}", remedy=remedy, field="prompt") from error
 
 
 def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:

@@ -100,24 +100,20 @@ class ViewBuilder:
         runs = {each.run: run_view(each, snapshot.at, names) for each in sorted(facts, key=lambda each: each.run)}
         by_state, by_reachability = counted(nodes.values())
         p50_s, p95_s = first_token_s(snapshot.nodes.records)
-        speeds = [detail.model.tokens_per_s for detail in models.values() if detail.model.tokens_per_s is not None]
-        training_speeds = [run.tokens_per_s for run in runs.values() if run.tokens_per_s is not None]
-        paused = [node for node in nodes.values() if node.pause and node.state == "alive"]
+        alive = [node for node in nodes.values() if node.state == "alive"]
+        paused = [node for node in alive if node.pause]
         overview = Overview(
             at=snapshot.at,
             stale=None,
             num_nodes=by_state["alive"],
-            num_volunteers=sum(
-                node.state == "alive" and bool(node.role == "volunteer" or node.models or node.runs)
-                for node in nodes.values()
-            ),
+            num_volunteers=sum(bool(node.role == "volunteer" or node.models or node.runs) for node in alive),
             nodes_by_state=by_state,
             nodes_by_reachability=by_reachability,
             paths=counted_paths(nodes.values()),
             models=tuple(detail.model for detail in models.values()),
             runs=tuple(runs.values()),
-            tokens_per_s=sum(speeds) if speeds else None,
-            training_tokens_per_s=sum(training_speeds) if training_speeds else None,
+            tokens_per_s=_total(detail.model.tokens_per_s for detail in models.values()),
+            training_tokens_per_s=_total(run.tokens_per_s for run in runs.values()),
             first_token_p50_s=p50_s,
             first_token_p95_s=p95_s,
             joins_24h=None,
@@ -133,6 +129,12 @@ class ViewBuilder:
             version=software_version(),
         )
         return SnapshotViews(overview=overview, nodes=nodes, models=models, runs=runs)
+
+
+def _total(numbers: Iterable[float | None]) -> float | None:
+    """Return the sum of the known numbers; None if none is known."""
+    known = [each for each in numbers if each is not None]
+    return sum(known) if known else None
 
 
 def series_samples(views: SnapshotViews) -> list[SeriesSample]:

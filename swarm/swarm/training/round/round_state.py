@@ -305,6 +305,15 @@ def reached_again(state: RoundState, peer: str, attempt: int) -> RoundState:
     return replace(state, faults=replace(faults, unreachable=unreachable))
 
 
+def with_sighted(state: RoundState, peer: str, attempt: int) -> RoundState:
+    """Return `state` with `peer` known and heard, and reachable again if it is not left out of its `attempt`."""
+    if peer not in state.known and len(state.known) < MAX_HEARD and state.setup.admits(peer):
+        state = replace(state, known=(*state.known, peer))
+    if peer in state.setup.roster and peer not in state.heard:
+        state = replace(state, heard=state.heard | {peer})
+    return reached_again(without_doubt(state, peer), peer, attempt)
+
+
 def _with_doubts(faults: Faults, missing: tuple[str, ...], now: float) -> Faults:
     """Return `faults` after an attempt that ended at `now` because of `missing`. A running doubt is not prolonged, so
     that a peer that is there but slow gets the full time eventually."""

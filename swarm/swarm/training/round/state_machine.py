@@ -94,12 +94,11 @@ from swarm.training.round.round_state import (
     is_waiting,
     moves_at,
     note_shortage,
-    reached_again,
     rest,
     roster_left,
     suspect,
     with_coordinator,
-    without_doubt,
+    with_sighted,
 )
 
 
@@ -178,25 +177,22 @@ def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C9
 def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Transition:
     """Record that `peer` is in the run. If it is at a later attempt, move to that attempt. Without a roster, the
     coordinator follows from the peers that this member has seen and from its attempt."""
-    is_new = peer not in state.known and len(state.known) < MAX_HEARD and state.setup.admits(peer)
-    state = without_doubt(replace(state, known=(*state.known, peer)) if is_new else state, peer)
-    was_unreachable, state = peer in state.faults.unreachable, reached_again(state, peer, attempt)
-    if peer in state.setup.roster and peer not in state.heard:
-        state = replace(state, heard=state.heard | {peer})
-    is_heeded = peer in state.setup.roster if state.setup.roster else state.setup.admits(peer)
+    before, setup = state, state.setup
+    state = with_sighted(state, peer, attempt)
+    is_heeded = peer in setup.roster if setup.roster else setup.admits(peer)
     if not is_waiting(state) or not is_heeded:
         return state, []
     if attempt > state.attempt:
         # otherwise two members that saw the same failure differently would each wait for the other at its own attempt
         return follow(state, peer, attempt, now)
-    if state.setup.roster:
-        if state.phase != "forming" or not was_unreachable or peer in state.faults.unreachable:
+    if setup.roster:
+        came_back = peer in before.faults.unreachable and peer not in state.faults.unreachable
+        if state.phase != "forming" or not came_back:
             return state, []
         # the others may take `peer` for the coordinator, and would form their group without this member
-        return advance(with_coordinator(state), now)
-    if is_new and state.timers.grace_until is not None:
+    elif peer not in before.known and peer in state.known and state.timers.grace_until is not None:
         # `peer` may know others in turn, and a run must have one first group
-        state = replace(state, timers=replace(state.timers, grace_until=now + state.setup.grace_s))
+        state = replace(state, timers=replace(state.timers, grace_until=now + setup.grace_s))
     return advance(with_coordinator(state), now)
 
 

@@ -82,6 +82,8 @@ def _http_error(has_gateway: bool, error: Exception, request: Request) -> HttpEr
             message = f"{request.method} {_bounded(request.url.path)}: {shown(str(error.detail)).lower()}"
             others = ", and /openapi.json the gateway's" if has_gateway else ""
             remedy = f"/api/v1/openapi.json lists the dashboard's routes{others}"
+            if request.url.path == "/try":
+                remedy = "only the dashboard of a gateway has this page: swarm-node gateway"
             return HttpError(error.status_code, message, remedy=remedy, headers=error.headers)
         case _:
             logger.error("unexpected error while answering a visitor", exc_info=error)

@@ -52,6 +52,7 @@ NO_HEADERS: Mapping[str, str] = {}
 UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
 ENDPOINTS = tuple(path.removeprefix("/v1") for path in UNDER_V1)
 """Ends of these paths, which a client appends to its base URL."""
+BESIDE_V1 = ("/tokenize", "/detokenize", "/health", "/metrics")
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1, directly after the host"
 AZURE = "clients of Azure are not supported: use one of OpenAI, with a base URL that ends with /v1"
 ORIGIN = "a page of another origin may use this gateway only if --allowed-origins names it"
@@ -250,3 +251,5 @@ def _methods(request: Request) -> str:
     routes = [each for each in request.app.routes if isinstance(each, Route)]
     found = [each for each in routes if each.matches(request.scope)[0] is not Match.NONE]
     return ", ".join(sorted({method for each in found for method in each.methods or ()}))
+    if path.removeprefix("/v1") in BESIDE_V1:
+        return f"send it to {path.removeprefix('/v1')}"

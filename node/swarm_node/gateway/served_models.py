@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from swarm.client import AsyncClient, ModelStatus
 from swarm.newest_items import NewestItems
-from swarm.router.revisions import short_revision, split_pin
+from swarm.router.revisions import short_revision
 from swarm_protocol.errors import first_few
 
 from swarm_node.gateway import http_limits
@@ -103,12 +103,12 @@ class Models:
 
 
 def _names(model: ModelStatus, asked: str) -> list[str]:
-    """Return the names by which a request can name the model. They have revisions if `asked` has one."""
-    name, pin = split_pin(asked)
-    if not pin or model.name != name:
+    """Return the names by which a request can name the model. They have revisions if `asked` has an @ after its
+    name."""
+    if not asked.startswith(f"{model.name}@"):
         return [model.name]
     return [
-        f"{name}@{short_revision(revision)}"
+        f"{model.name}@{short_revision(revision)}"
         for revision in (model.revision, *(other.revision for other in model.others))
     ]
 

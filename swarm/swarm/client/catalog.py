@@ -324,9 +324,10 @@ class ModelCatalog:
                 remedy=f"use one of these, as in {name}@{short_revision(found[0].digest)}",
             )
         known = ", ".join(await self._membership.models())
+        pin = f"; after the @ belong {MIN_PIN_CHARS} or more digits of a revision" if "@" in name else ""
         return ConfigError(
             f"nobody serves a model {name!r}; known models: {known or 'none'}",
-            remedy="use one of these" if known else "serve it: swarm-node join --model MODEL",
+            remedy=f"use one of these{pin}" if known else "serve it: swarm-node join --model MODEL",
         )
 
     def _warn_of_others(self, chosen: ChosenRevision) -> None:

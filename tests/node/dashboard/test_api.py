@@ -323,6 +323,16 @@ def test_no_folder_means_no_downloads(source: ExampleSource, tmp_path: Path) -> 
 # --- beside a gateway -------------------------------------------------------------------------------------------------
 
 
+def test_page_for_questions_is_only_beside_a_gateway(source: ExampleSource) -> None:
+    async def main() -> None:
+        transport = httpx.ASGITransport(create_dashboard(source), client=("203.0.113.9", 1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://swarm.test") as client:
+            asked = (await client.get("/try")).json()["error"]
+            assert asked["remedy"] == "only the dashboard of a gateway has this page: swarm-node gateway"
+
+    asyncio.run(main())
+
+
 def test_gateway_answers_its_own_paths_beside_the_dashboard(source: ExampleSource) -> None:
     paths = ("/v1/models", "/health", "/metrics", "/openapi.json")
     gateway = Starlette(routes=[Route(path, PlainTextResponse("the gateway's")) for path in paths])

@@ -56,6 +56,15 @@ def test_client_of_another_api_is_told_which_one_this_is() -> None:
     converse(ScriptedClient(), conversation)
 
 
+@pytest.mark.parametrize(("method", "path"), [("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/health")])
+def test_path_that_is_not_under_v1_is_named(method: str, path: str) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        error = (await openai._client.request(method, f"{openai.base_url}{path[1:]}")).json()["error"]
+        assert error["message"] == f"there is no {method} /v1{path} here: send it to {path}"
+
+    converse(ScriptedClient(), conversation)
+
+
 def test_upload_to_a_path_that_is_not_here_is_told_so() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         for path, status in (("audio/transcriptions", 404), ("models", 405), ("completions", 415)):

@@ -333,6 +333,8 @@ def test_uncovered_blocks_are_named_at_once(boxes: Any, llama_dir: Path) -> None
 
 def test_more_min_tokens_than_the_answer_may_have_are_refused(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
+            with pytest.raises(ConfigError, match="tiny: use one of these; after the @ belong 8 or more digits"):
+                await box.tokens(model="tiny@1a2b")
         async with boxes(llama_dir, HALVES) as box:
             with pytest.raises(ConfigError, match="min_tokens is 9, and the answer may have 8 tokens"):
                 await anext(aiter(box.generate(8, min_tokens=9)))

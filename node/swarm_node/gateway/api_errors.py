@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 MAX_PATH_CHARS = 100
 """The most characters of a request's path or field name that an error message repeats."""
+MAX_TOLD = 4
+"""Errors of one body that are told: each costs another validation."""
+NOT_HERE = frozenset({"unknown_parameter", "unsupported_parameter"})
 TEXT_FIELDS = {
     "/v1/completions": "prompt",
     "/v1/chat/completions": "messages",
@@ -49,10 +52,10 @@ TAGS: Mapping[str, str] = {
 FORMATS = frozenset({"response_format", "format"})
 NO_NAMES: Mapping[str, str] = {}
 NO_HEADERS: Mapping[str, str] = {}
+BESIDE_V1 = ("/tokenize", "/detokenize", "/health", "/metrics")
 UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
 ENDPOINTS = tuple(path.removeprefix("/v1") for path in UNDER_V1)
 """Ends of these paths, which a client appends to its base URL."""
-BESIDE_V1 = ("/tokenize", "/detokenize", "/health", "/metrics")
 BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1, directly after the host"
 AZURE = "clients of Azure are not supported: use one of OpenAI, with a base URL that ends with /v1"
 ORIGIN = "a page of another origin may use this gateway only if --allowed-origins names it"
@@ -84,6 +87,10 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "text": "response_format",
         "max_output_tokens": "max_completion_tokens",
         "reasoning": "reasoning_effort",
+        "enable_thinking": "chat_template_kwargs",
+        "extra_body": "its fields beside the others",
+        "n_predict": "max_tokens",
+        "response_format.schema": "the type json_schema",
     },
     "/v1/responses": {
         "messages": "input",
@@ -94,7 +101,7 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "verbosity": "text.verbosity",
     },
 }
-"""The fields of each of these routes that the others have under other names."""
+"""The fields of each of these routes that the others, or other servers, have under other names."""
 PARSING = "There was an error parsing the body"
 """FastAPI's message for a body that is not JSON for a reason other than its grammar: not UTF-8, too deep, or a huge
 number."""
@@ -145,15 +152,34 @@ def _from_swarm(error: SwarmError, names: Mapping[str, str]) -> HttpError:
 
 def _from_route(error: Exception, request: Request) -> HttpError:
     if isinstance(error, RequestValidationError):
-        return _from_validation(error, request.url.path)
+        return _from_validation(error, request)
     return _from_http(error, request) if isinstance(error, HTTPException) else from_exception(error, request.url.path)
 
 
-def _from_validation(error: RequestValidationError, route: str) -> HttpError:
-    # a field that takes two types reports both errors: the longer path is that of the type that was meant
-    errors = error.errors()
-    first = max(errors, key=lambda found: (len(found["loc"]), found["type"] not in {"string_type", "list_type"}))
-    path, kind = _as_sent(_path(first["loc"]), error.body), first["type"]
+def _from_validation(error: RequestValidationError, request: Request) -> HttpError:
+    """Return the error of the body. Fields that are not known here do not hide what is wrong with the others."""
+    path, body = request.url.path, error.body
+    found = [_from_fields(error.errors(), body, path)]
+    while found[-1].code in NOT_HERE and isinstance(body, dict) and found[-1].param in body and len(found) < MAX_TOLD:
+        body = {name: value for name, value in body.items() if name != found[-1].param}
+        _, errors = request.scope["route"].body_field.validate(body, loc=("body",))
+        if not errors:
+            break
+        found.append(_from_fields(errors, body, path))
+    first = found[0]
+    return HttpError(400, "; ".join(each.message for each in found), code=first.code, param=first.param)
+
+
+def _from_fields(errors: Sequence[Mapping[str, Any]], body: object, route: str) -> HttpError:
+    """Return the error that is told first: of an unknown field, after which the others can be told, too. A field that
+    takes two types reports both errors: the longer path is that of the type that was meant."""
+
+    def weight(found: Mapping[str, Any]) -> tuple[bool, int, bool]:
+        kind, depth = found["type"], len(found["loc"])
+        return kind == "extra_forbidden" and depth == 2, depth, kind not in {"string_type", "list_type"}
+
+    first = max(errors, key=weight)
+    path, kind = _as_sent(_path(first["loc"]), body), first["type"]
     if kind == "json_invalid" or (kind == "missing" and not path):
         found = "empty: send a JSON object" if kind == "missing" else f"not valid JSON: {first['ctx']['error']}"
         return HttpError(400, f"the request body is {found}", code="invalid_json")
@@ -242,6 +268,8 @@ def _advice(method: str, path: str, methods: str) -> str:
         return AZURE
     if path.startswith("/v1/responses/"):
         return NOT_STORED
+    if path.removeprefix("/v1") in BESIDE_V1:
+        return f"send it to {path.removeprefix('/v1')}"
     return BASE_URL if path not in UNDER_V1 and path.endswith(ENDPOINTS) else ROUTES
 
 
@@ -251,5 +279,3 @@ def _methods(request: Request) -> str:
     routes = [each for each in request.app.routes if isinstance(each, Route)]
     found = [each for each in routes if each.matches(request.scope)[0] is not Match.NONE]
     return ", ".join(sorted({method for each in found for method in each.methods or ()}))
-    if path.removeprefix("/v1") in BESIDE_V1:
-        return f"send it to {path.removeprefix('/v1')}"

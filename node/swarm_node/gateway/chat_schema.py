@@ -42,8 +42,11 @@ FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class TextPart(StrictBody):
+    """A text. `cache_control` is a hint that clients of several services send, and has no effect."""
+
     type: Literal["text"]
     text: Text
+    cache_control: Any = None
 
 
 class CalledFunction(StrictBody):
@@ -101,11 +104,7 @@ class AssistantMessage(StrictBody):
 
     neutral: ClassVar[Neutral] = {
         "annotations": ([],),
-        "audio": (),
-        "function_call": (),
-        "reasoning": (),
-        "reasoning_content": (),
-        "refusal": (),
+        **dict.fromkeys(("audio", "function_call", "reasoning", "reasoning_content", "refusal"), ()),
     }
 
     role: Literal["assistant"]

@@ -9,6 +9,7 @@ from swarm.client.request import GenerationRequest, Prompt
 from swarm.serving.sampling.sampling import Sampling
 
 HELLO = [{"role": "user", "content": "hi"}]
+CACHED = {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}
 
 
 def test_completion_whole_has_text_reason_and_usage() -> None:
@@ -102,7 +103,7 @@ def test_chat_fields_are_passed_on_flattened() -> None:
             model="tiny",
             messages=[
                 {"role": "developer", "content": "be brief"},
-                {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+                {"role": "user", "content": [CACHED, {"type": "text", "text": "b"}]},
             ],
             max_tokens=5,
             max_completion_tokens=6,

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from swarm.client.request import schema_grammar
 from swarm.serving.sampling.sampling import MAX_STOPS, Sampling
 from swarm_node.gateway import http_limits
+from swarm_node.gateway.api_errors import MAX_TOLD
 from swarm_node.gateway.chat_schema import ChatRequest
 from swarm_node.gateway.completion_schema import CompletionRequest
 from swarm_node.gateway.request_schema import StrictBody
@@ -133,10 +134,19 @@ def test_field_of_another_endpoint_is_refused_with_its_name_here() -> None:
         "text": "response_format",
         "max_output_tokens": "max_completion_tokens",
         "reasoning": "reasoning_effort",
+        "enable_thinking": "chat_template_kwargs",
+        "extra_body": "its fields beside the others",
+        "n_predict": "max_tokens",
     }
     for path, names in (("/completions", text), ("/chat/completions", chat)):
         for (name, here), error in zip(names.items(), _errors(path, [{name: 1} for name in names]), strict=True):
             assert error["message"] == f"unknown parameter '{name}': did you mean {here}?"
+
+
+def test_schema_beside_the_type_json_object_is_refused_with_the_type_for_it() -> None:
+    """llama.cpp's server takes it there."""
+    [error] = _errors("/chat/completions", [{"response_format": {"type": "json_object", "schema": SCHEMA}}])
+    assert error["message"] == "unknown parameter 'response_format.schema': did you mean the type json_schema?"
 
 
 def test_field_is_not_suggested_for_one_of_another_meaning() -> None:
@@ -195,6 +205,25 @@ def test_fields_without_an_effect_on_the_answer_are_accepted(path: str) -> None:
         "response_format": {"type": "text"},
     }
     assert _asked(path, more).sampling == Sampling(temperature=1.0, seed=1)
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_fields_that_are_not_known_do_not_hide_what_is_wrong_with_others(path: str) -> None:
+    [error, many] = _errors(
+        path,
+        [
+            {"top_p": "x", "foo": 1, "temprature": 1, "guided_regex": "x"},
+            {"top_p": "x", **{f"unknown{number}": 1 for number in range(9)}},
+        ],
+    )
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "guided_regex")
+    assert error["message"] == (
+        "'guided_regex' is not supported by this gateway: leave it out; "
+        "unknown parameter 'foo': leave it out; "
+        "unknown parameter 'temprature': did you mean temperature?; "
+        "top_p: it is 'x', and not a number"
+    )
+    assert many["message"].count("unknown parameter") == MAX_TOLD
 
 
 @pytest.mark.parametrize("path", PLAIN)

@@ -16,19 +16,18 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus
+from swarm.client.generation import Generation, joined, within
 from swarm.client.joined_network import joined_network
 from swarm.client.possession_checks import FailedProof, PossessionChecks
 from swarm.client.prompt_scores import KnownToken, PromptScores, echoed
 from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.client.request import (
-    Generation,
     GenerationRequest,
     Prompt,
     TextClient,
     check_fits,
     checked,
     encode,
-    joined,
     room_for,
 )
 from swarm.client.text_at_home import KeptModels, TextAtHome
@@ -218,8 +217,8 @@ class AsyncClient(TextClient[Generation]):
         """Answer a request as `generate` does."""
 
         def start(trace: Trace) -> AsyncGenerator[Token, None]:
-            tokens = self._tokens(request, trace)
-            return tokens if request.stream else joined(tokens)
+            tokens = self._tokens(request, trace) if request.stream else joined(self._tokens(request, trace))
+            return tokens if request.timeout_s is None else within(request.timeout_s, tokens)
 
         self._last = Generation(start, request.model)
         return self._last
@@ -305,9 +304,8 @@ class AsyncClient(TextClient[Generation]):
 
     async def _assets_of(self, model: str) -> ModelAssets:
         chosen = await self._catalog.to_use(model)
-        return await self._assets_for(
-            chosen, await self._text_at_home.ends(chosen) if self._text_at_home.keeps(chosen.name) else None
-        )
+        is_kept = self._text_at_home.keeps(chosen.name)
+        return await self._assets_for(chosen, await self._text_at_home.ends(chosen) if is_kept else None)
 
     async def _assets_for(self, chosen: ChosenRevision, ends: LocalEnds | None) -> ModelAssets:
         files = ends.files if ends is not None else None
@@ -369,11 +367,8 @@ class AsyncClient(TextClient[Generation]):
             source = nullcontext(KnownToken(scores.answer()))
         async with source as opened:
             trace.opening_ms = (asyncio.get_running_loop().time() - since_s) * 1000
-            form = AnswerForm(
-                num_logprobs=request.num_logprobs,
-                scores_end=request.echo,
-                continues=request.prompt.prompt is not None,
-            )
+            continues = request.prompt.prompt is not None
+            form = AnswerForm(num_logprobs=request.num_logprobs, scores_end=request.echo, continues=continues)
             answer = generate(opened, assets, prompt_ids, request.sampling, max_tokens, trace, form=form)
             async with aclosing(answer) as tokens:
                 async for token in tokens:

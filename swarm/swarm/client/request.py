@@ -1,5 +1,4 @@
-"""Defines a request for a generation: its values and their checks, the token ids of its prompt, and the running
-answer."""
+"""Defines a request for a generation: its values and their checks, and the token ids of its prompt."""
 
 from __future__ import annotations
 
@@ -7,8 +6,7 @@ import inspect
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -19,8 +17,6 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
 from swarm.serving.sampling.sampling import Sampling, check_kind
-from swarm.serving.session.generate import Token
-from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets
 
 A = TypeVar("A")
@@ -43,7 +39,7 @@ class Prompt:
         if not (self.prompt is None or isinstance(self.prompt, str) or _are(Integral, self.prompt)):
             raise ConfigError(
                 f"a prompt is text or token ids, and not {self.prompt!r:.80}",
-                remedy='give prompt="…" or a list of ints',
+                remedy='give prompt="…" or a list of ints; for several prompts, call it once for each',
             )
         for name, given in (("messages", self.messages), ("tools", self.tools)):
             if not _are(Mapping, given):
@@ -76,6 +72,7 @@ class GenerationRequest:
     num_logprobs: int | None
     stream: bool
     echo: bool = False
+    timeout_s: float | None = None
     scores: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -123,10 +120,11 @@ def _prompt(
 class SamplingParams:
     """Options of `generate` for the draw of an answer's tokens and for its end. `Sampling` explains each field.
 
-    `logit_bias` is by token id. Without a `seed`, each generation draws one. `grammar` or `json_schema` restrict the
-    text. With `num_logprobs` (0 to MAX_LOGPROBS), each token has its log probability and those of that many likeliest
-    tokens. With `echo`, the prompt's tokens come before the answer's, with `is_prompt` set, and `max_tokens` may be 0;
-    without `num_logprobs` the whole prompt is one Token. Raises ConfigError for invalid values.
+    `logit_bias` is by token id. Without a `seed`, each generation draws one. `grammar` or `json_schema`
+    restrict the text. With `num_logprobs` (0 to MAX_LOGPROBS), each token has its log probability and those of that
+    many likeliest tokens. With `echo`, the prompt's tokens come before the answer's, with `is_prompt` set, and
+    `max_tokens` may be 0; without `num_logprobs` the whole prompt is one Token. The whole answer may take `timeout_s`.
+    Raises ConfigError for invalid values.
     """
 
     temperature: float = 0.0
@@ -146,15 +144,20 @@ class SamplingParams:
     json_schema: Mapping[str, Any] | None = None
     num_logprobs: int | None = None
     echo: bool = False
+    timeout_s: float | None = None
 
     def __post_init__(self) -> None:
         self.sampling()
         _check_num_logprobs(self.num_logprobs)
+        if self.timeout_s is not None:
+            check_kind(self.timeout_s, "timeout_s", Real)
+            if not self.timeout_s > 0:
+                raise ConfigError(f"timeout_s is {self.timeout_s}", remedy="use a number of seconds above 0")
 
     def sampling(self) -> Sampling:
         """Return the values in the form for servers and sessions, with a seed."""
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        del given["json_schema"], given["num_logprobs"], given["echo"]
+        not_here = {"json_schema", "num_logprobs", "echo", "timeout_s"}
+        given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in not_here}
         given |= {
             "logit_bias": self._biases(),
             "seed": secrets.randbits(63) if self.seed is None else self.seed,
@@ -229,7 +232,8 @@ class TextClient(ABC, Generic[A]):
         the `token_id` -1. If a server dies while others hold its blocks, the answer only pauses, and no token
         changes. The call raises ConfigError for invalid values and TypeError for an unknown keyword. Iterating raises
         ConfigError for an unknown model or a prompt over the context, NoChain (a SessionError) if blocks are missing or
-        were lost, its subclass NoRoom if their servers are full, and PeerError if nobody answers.
+        were lost, its subclass NoRoom if their servers are full, PeerError if nobody answers, and SessionError for an
+        answer that takes over `timeout_s`.
         """
         if not isinstance(sampling, SamplingParams | None):
             raise ConfigError(f"sampling is {sampling!r:.80}", remedy="use SamplingParams(temperature=0.7, …)")
@@ -244,6 +248,7 @@ class TextClient(ABC, Generic[A]):
             num_logprobs=params.num_logprobs,
             stream=stream,
             echo=params.echo,
+            timeout_s=params.timeout_s,
         )
         return self.answer(request)
 
@@ -352,35 +357,3 @@ def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None
             field="min_tokens",
         )
     return wanted
-
-
-class Generation:
-    """A running answer. It starts when the first token is asked for; `aclose` frees the chain at any time."""
-
-    def __init__(self, start: Callable[[Trace], AsyncGenerator[Token, None]], model: str) -> None:
-        self._trace = Trace(model=model)
-        self._tokens = start(self._trace)
-
-    def __aiter__(self) -> AsyncIterator[Token]:
-        return self._tokens
-
-    async def aclose(self) -> None:
-        await self._tokens.aclose()
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """The number of tokens of the prompt, or 0 until the first token has arrived."""
-        return self._trace.num_prompt_tokens
-
-    def trace(self) -> dict[str, Any]:
-        """Return the trace so far: `hops` (servers, spans, ms), `replays`, `failover_ms`, token counts."""
-        return self._trace.to_dict()
-
-
-async def joined(tokens: AsyncGenerator[Token, None]) -> AsyncGenerator[Token, None]:
-    """Yield all tokens as one, with the whole text."""
-    async with aclosing(tokens):
-        all_tokens = [token async for token in tokens]
-    last = all_tokens[-1]
-    text = "".join(token.text for token in all_tokens)
-    yield Token(text=text, token_id=last.token_id, finish_reason=last.finish_reason)

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock, patch
@@ -142,6 +143,30 @@ def test_generate_cancelled_at_any_moment_frees_the_whole_chain(boxes: Any, llam
             assert not box.client._state.health.load
 
     virtual_time.run(scenario(), compute_s=lambda function: 0.004)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_answer_that_takes_longer_than_it_may_ends_and_frees_the_whole_chain(
+    boxes: Any, llama_dir: Path, stream: bool
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            for first, second in combinations([box.network.peer_id, *box.servers], 2):
+                box.internet.link(first, second, LinkModel(latency_s=0.03))
+            tokens = []
+
+            async def read() -> None:
+                async for token in box.generate(200, stream=stream, timeout_s=1):
+                    tokens.append(token)
+
+            with pytest.raises(SessionError, match=r"^the answer took over 1 s: allow more with timeout_s"):
+                await read()
+            assert bool(tokens) == stream
+            await box.all_freed()
+            assert await box.tokens(timeout_s=3600) == box.expected()
+
+    with no_leaks():
+        virtual_time.run(scenario())
 
 
 def test_answers_end_when_their_client_is_closed(boxes: Any, llama_dir: Path) -> None:
@@ -1133,6 +1158,8 @@ def test_invalid_sampling_parameters_are_refused_when_they_are_created(given: di
 
 
 def test_generate_without_a_prompt_or_messages_is_refused_at_once() -> None:
+        ({"timeout_s": 0}, "timeout_s is 0; use a number of seconds above 0"),
+        ({"timeout_s": math.nan}, "timeout_s is nan; use a number of seconds above 0"),
     asked = client.AsyncClient(network=MagicMock(), membership=MagicMock())
     message = {"role": "user", "content": "hi"}
     for given, told in (

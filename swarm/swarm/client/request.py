@@ -6,7 +6,7 @@ import inspect
 import json
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from numbers import Integral, Real
@@ -14,8 +14,10 @@ from typing import Any, Generic, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
+from swarm_protocol.records import ServeRecord
 from swarm_protocol.sampler import Grammar
 
+from swarm.router.routing import NoRoom
 from swarm.serving.sampling.sampling import Sampling, check_kind
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets
 
@@ -315,7 +317,7 @@ def checked(assets: ModelAssets, token_ids: Sequence[int], *, field: str = "prom
 
 class ContextExceeded(ConfigError):
     """A text, or a prompt with its answer, has more tokens than the model's context, or than any server computes in one
-    call. Clients may shorten it."""
+    call or has in its cache. Clients may shorten it."""
 
 
 def check_fits(assets: ModelAssets, num_tokens: int) -> None:
@@ -328,6 +330,18 @@ def check_fits(assets: ModelAssets, num_tokens: int) -> None:
             remedy="shorten the text",
             field="prompt",
         )
+
+
+def check_caches(error: NoRoom, servers: Mapping[str, ServeRecord], never: Collection[str]) -> None:
+    """Raises ContextExceeded if all servers of some missing blocks are among those that `never` have room for it."""
+    for start, end in error.missing:
+        of_these = {peer_id for peer_id, record in servers.items() if record.start < end and start < record.end}
+        if of_these and of_these <= set(never):
+            raise ContextExceeded(
+                f"the cache of each server of blocks {start}:{end} is too small for the prompt and its answer",
+                remedy="shorten the prompt or ask for fewer tokens",
+                field="prompt",
+            ) from error
 
 
 def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:

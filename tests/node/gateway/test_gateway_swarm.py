@@ -186,7 +186,7 @@ def test_bad_requests_are_refused_and_another_session_goes_on(checkpoint: Path) 
 
 
 def test_prompt_over_the_cache_of_every_server_is_refused_and_another_session_goes_on(checkpoint: Path) -> None:
-    """One prompt fits in no server ever, and one does not fit while another session is there."""
+    """Two requests fit in no server ever, and one does not fit while another session is there."""
 
     async def main() -> None:
         async with gateway_swarm(checkpoint, (0, 2), (2, 4), options=ServerOptions(kv_bytes=KV_BYTES)) as swarm:
@@ -199,7 +199,11 @@ def test_prompt_over_the_cache_of_every_server_is_refused_and_another_session_go
             chunks = aiter(honest)
             texts = [(await anext(chunks)).choices[0].text]
             during = swarm.num_free_tokens()
-            for prompt, max_tokens in (("x" * budget, 16), ("x", budget), ("x" * (budget - 64), 16)):
+            for prompt, max_tokens, status, told in (
+                ("x" * budget, 16, 400, "is too small for the prompt and its answer: shorten the prompt or ask"),
+                ("x", budget, 400, "is too small for the prompt and its answer: shorten the prompt or ask"),
+                ("x" * (budget - 64), 16, 429, "not available"),
+            ):
                 with pytest.raises(api.APIStatusError) as refused:
                     await swarm.openai.completions.create(model="small", prompt=prompt, max_tokens=max_tokens)
                 assert refused.value.status_code in (429, 503)

@@ -28,7 +28,7 @@ from support.faults import Fault
 from support.leaks import no_leaks
 from support.tokenizer_here import TokenizerHere
 from swarm.client.assets_cache import MAX_BAD_FILES
-from swarm.client.request import Prompt, check_prompt_ids, checked, encode
+from swarm.client.request import ContextExceeded, Prompt, check_prompt_ids, checked, encode
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.router.routing import NoChain
@@ -469,6 +469,16 @@ def test_full_servers_are_passed_over_and_the_refusal_says_why_when_all_are_full
             await second.aclose()
             await box.all_freed()
             await asyncio.sleep(10)
+            assert await box.tokens() == box.expected()
+
+    virtual_time.run(scenario())
+
+
+def test_prompt_over_every_cache_is_refused_for_good(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [*HALVES, *HALVES], options=ServerOptions(kv_bytes=384 * 50)) as box:
+            with pytest.raises(ContextExceeded, match=r"the cache of each server of blocks 0:3 is too small .*shorten"):
+                await box.tokens(40)
             assert await box.tokens() == box.expected()
 
     virtual_time.run(scenario())

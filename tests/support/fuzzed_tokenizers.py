@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any, cast
 
 from support.fuzzing import Target, mutated
+from swarm.serving.sampling.sampling import Sampling
 from swarm.serving.tokenizer.model_assets import (
     ModelAssets,
     TokenizerLimits,
@@ -16,10 +17,12 @@ from swarm.serving.tokenizer.model_assets import (
     TokenizerQueue,
     assets_of,
 )
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
 LIMITS = TokenizerLimits(memory_bytes=2**29, load_s=5.0, call_s=2.0)
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
 FILES: dict[str, Any] = {
     "config.json": {
         "model_type": "llama",
@@ -58,7 +61,7 @@ FILES: dict[str, Any] = {
         "chat_template": TEMPLATE,
         "model_max_length": 64,
     },
-    "generation_config.json": {"eos_token_id": [1, 2]},
+    "generation_config.json": {"eos_token_id": [1, 2], "do_sample": True, **SAMPLING},
 }
 VALUES: tuple[Any, ...] = (
     *(None, True, 0, 1, -1, 2**31, 2**63, 1e308, [], {}, [[]]),
@@ -128,6 +131,7 @@ def try_files(data: bytes) -> None:
 def check_assets(assets: ModelAssets) -> None:
     """Raises AssertionError if what was read is out of bounds."""
     assert all(0 <= each < assets.shape.vocab_size for each in assets.end_ids)
+    assert Sampling(**assets.sampling).top_k <= limits.MAX_VOCAB
     if (table := assets.table) is not None:
         assert table.bounds[-1] == len(table.data)
         assert list(table.bounds) == sorted(table.bounds)
@@ -140,6 +144,7 @@ REPLY: dict[str, Any] = {
     "vocab_size": 5,
     "context_tokens": 64,
     "end_ids": [1],
+    "sampling": SAMPLING,
     "has_chat_template": True,
     "table": {
         "data": "a</s>bababab",

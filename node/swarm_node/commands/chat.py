@@ -56,12 +56,13 @@ T = TypeVar("T")
 class Conversation:
     """A conversation with `model`. `system` precedes all messages.
 
-    A model without a chat template continues the text of the conversation.
+    A model without a chat template continues the text of the conversation. A `temperature` of None becomes the model's
+    own, or TEMPERATURE.
     """
 
     model: str
     system: str
-    temperature: float
+    temperature: float | None
     max_tokens: int | None
     has_template: bool = False
     said: list[tuple[str, str]] = field(default_factory=list)
@@ -134,6 +135,8 @@ class Chat:
         model = self._conversation.model
         status = soon(lambda: self._client.model(model), model, self._emitter)
         self._conversation.has_template = self._client.has_chat_template(model)
+        if self._conversation.temperature is None:
+            self._conversation.temperature = self._client.default_sampling(model).get("temperature", TEMPERATURE)
         if not self._conversation.has_template:
             self._emitter.say(f"{model} has no chat template: it continues the text of the conversation")
         if status is not None:
@@ -239,10 +242,9 @@ def _piped() -> str:
 
 def _conversation_of(flags: Flags) -> Conversation:
     model = flags.needed("model", "name a model that swarm-node models lists")
-    temperature = flags.parsed("temperature", number(0, 2), SEE_HELP)
     return Conversation(
         model=model,
         system=flags.options["system"] or "",
-        temperature=TEMPERATURE if temperature is None else temperature,
+        temperature=flags.parsed("temperature", number(0, 2), SEE_HELP),
         max_tokens=flags.parsed("max_tokens", whole_number(1, limits.MAX_SESSION_TOKENS), SEE_HELP),
     )

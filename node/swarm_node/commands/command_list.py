@@ -239,7 +239,7 @@ COMMANDS = (
         options={
             "MODEL": "The model's name, or NAME@REVISION if several revisions are served.",
             "--system TEXT": "System message: instructions for the model.",
-            "--temperature T": "Sampling temperature, from 0 (always the likeliest token) to 2 (default: 0.7).",
+            "--temperature T": "Sampling temperature, 0 (the likeliest token) to 2 (default: the model's, or 0.7).",
             "--max-tokens N": "Maximum tokens of an answer (default: it ends by itself).",
         },
     ),

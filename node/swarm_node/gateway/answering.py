@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from swarm.client import AsyncClient, Generation, Token
-from swarm.client.request import GenerationRequest, Prompt
+from swarm.client.request import GenerationRequest, Prompt, left_out
 from swarm.ended_tasks import end_tasks
 
 from swarm_node.gateway import http_limits
@@ -268,6 +268,7 @@ class Answerer:
                     num_logprobs=batch.num_logprobs,
                     stream=True,
                     echo=batch.echoes,
+                    left_out=left_out(batch.request),
                     scores=scores,
                 )
                 yield self._client.answer(request)

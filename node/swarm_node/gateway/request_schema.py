@@ -32,6 +32,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from swarm.client.request import schema_grammar
 from swarm.serving.sampling.sampling import MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, Sampling
+from swarm.serving.tokenizer.model_assets import OWN_DEFAULTS
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
@@ -137,6 +138,7 @@ MaxTokens = Annotated[int, Field(ge=1, le=http_limits.MAX_NEW_TOKENS), WHOLE]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-limits.MAX_PENALTY, le=limits.MAX_PENALTY, allow_inf_nan=False), OrDefault(0.0)]
+Repetition = Annotated[float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False)]
 VOCABULARY_INDEX = r"^(0|[1-9][0-9]{0,5})$"
 
 
@@ -278,17 +280,13 @@ class SharedFields(StrictBody):
     }
 
     model: ModelName
-    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False), OrDefault(1.0)] = 1.0
-    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), OrDefault(1.0)] = 1.0
-    top_k: Annotated[
-        int, Field(ge=-1, le=http_limits.MAX_TOP_K, description="0 and -1: no limit"), WHOLE, OrDefault(0)
-    ] = 0
-    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False), OrDefault(0.0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=http_limits.MAX_TOP_K, description="0 and -1: no limit"), WHOLE] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[
-        float, Field(gt=0, le=limits.MAX_REPETITION_PENALTY, allow_inf_nan=False), OrDefault(1.0)
-    ] = 1.0
+    repetition_penalty: Repetition | None = None
     logit_bias: Annotated[Biases, OrDefault({})] = Field(default_factory=dict)
     seed: Annotated[int, Field(gt=-INT64, lt=INT64), WHOLE] | None = None
     stop: Annotated[Stops, BeforeValidator(one_or_many, json_schema_input_type=Stops | StopText | None)] = Field(
@@ -368,19 +366,15 @@ class SamplingRequest(SharedFields):
         return self
 
     def samplings(self) -> Sequence[Sampling]:
-        """Return one Sampling for each of the `n` answers.
+        """Return one Sampling for each of the `n` answers. What was left out has OpenAI's defaults.
 
         The first has the request's seed, and the others have seeds derived from it. Without a seed each has a random
         one. Raises ConfigError for settings that conflict.
         """
+        given = {name: value for name in OWN_DEFAULTS if (value := getattr(self, name)) is not None}
         sampling = Sampling(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=max(0, self.top_k),
-            min_p=self.min_p,
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
             logit_bias=tuple((int(token_id), bias) for token_id, bias in self.logit_bias.items()),
             stop=() if self.include_stop_str_in_output else tuple(self.stop),
             stop_after=self.shown_stops(),
@@ -388,6 +382,7 @@ class SamplingRequest(SharedFields):
             min_tokens=self.min_tokens,
             ignore_eos=self.ignore_eos,
             grammar=self.grammar(),
+            **{"temperature": 1.0, **given, "top_k": max(0, self.top_k or 0)},
         )
         seeds = (secrets.randbits(63) if self.seed is None else _derived(self.seed, index) for index in range(self.n))
         return [replace(sampling, seed=seed) for seed in seeds]

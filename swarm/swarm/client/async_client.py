@@ -240,6 +240,10 @@ class AsyncClient(TextClient[Generation]):
         `generate`."""
         return (await self._assets_of(model)).has_chat_template
 
+    async def default_sampling(self, model: str) -> Mapping[str, float]:
+        """Return the model's own values of sampling options that `generate` leaves out. Raises as `generate`."""
+        return (await self._assets_of(model)).sampling
+
     async def decode(self, token_ids: Sequence[int], *, model: str) -> str:
         """Return the text of tokens, without special ones. Raises as `generate`."""
         assets = await self._assets_of(model)
@@ -347,9 +351,10 @@ class AsyncClient(TextClient[Generation]):
         self._state.health.measure(chosen.revision.servers)
         ends = await self._text_at_home.ends(chosen) if self._text_at_home.is_on else None
         assets = await self._assets_for(chosen, ends)
+        sampling = request.drawn_by(assets.sampling)
         prompt_ids = await encode(assets, request.prompt)
-        max_tokens = room_for(assets, len(prompt_ids), request.max_tokens, min_tokens=request.sampling.min_tokens)
-        sampler = sampler_for(assets, request.sampling, prompt_ids)
+        max_tokens = room_for(assets, len(prompt_ids), request.max_tokens, min_tokens=sampling.min_tokens)
+        sampler = sampler_for(assets, sampling, prompt_ids)
         scores = None
         if request.echo:
             scores = await self._scores(request, chosen, prompt_ids)
@@ -368,13 +373,13 @@ class AsyncClient(TextClient[Generation]):
             options=replace(self._session, local_spans=ends),
             sampler=sampler,
         )
-        if scores and max_tokens == 1 and sampler is None and request.sampling.temperature == 0:
+        if scores and max_tokens == 1 and sampler is None and sampling.temperature == 0:
             source = nullcontext(KnownToken(scores.answer()))
         async with source as opened:
             trace.opening_ms = (asyncio.get_running_loop().time() - since_s) * 1000
             continues = request.prompt.prompt is not None
             form = AnswerForm(num_logprobs=request.num_logprobs, scores_end=request.echo, continues=continues)
-            answer = generate(opened, assets, prompt_ids, request.sampling, max_tokens, trace, form=form)
+            answer = generate(opened, assets, prompt_ids, sampling, max_tokens, trace, form=form)
             async with aclosing(answer) as tokens:
                 async for token in tokens:
                     self._catalog.answered(chosen)

@@ -19,7 +19,7 @@ from swarm_protocol.sampler import Grammar
 
 from swarm.router.routing import NoRoom
 from swarm.serving.sampling.sampling import Sampling, check_kind
-from swarm.serving.tokenizer.model_assets import Message, ModelAssets
+from swarm.serving.tokenizer.model_assets import OWN_DEFAULTS, Message, ModelAssets
 
 A = TypeVar("A")
 
@@ -63,9 +63,10 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """A request. Without `max_tokens` the answer may fill the model's context. Requests that echo the same prompt may
-    share `scores`, the prompt's scores by revision, which the first request then computes for all. Raises ConfigError
-    for invalid values."""
+    """A request. Without `max_tokens` the answer may fill the model's context. Fields of `sampling` that were
+    `left_out` get the model's own defaults, if it has any. Requests that echo the same prompt may share `scores`, the
+    prompt's scores by revision, which the first request then computes for all. Raises ConfigError for invalid
+    values."""
 
     model: str
     prompt: Prompt
@@ -74,6 +75,7 @@ class GenerationRequest:
     num_logprobs: int | None
     stream: bool
     echo: bool = False
+    left_out: Collection[str] = ()
     timeout_s: float | None = None
     scores: dict[str, Any] = field(default_factory=dict)
 
@@ -87,6 +89,10 @@ class GenerationRequest:
                 remedy = "ask for 1 token or more, or for none with echo"
                 raise ConfigError(f"max_tokens is {self.max_tokens}", remedy=remedy)
         _check_num_logprobs(self.num_logprobs)
+
+    def drawn_by(self, own: Mapping[str, Any]) -> Sampling:
+        """Return the sampling with a model's `own` defaults for what was left out."""
+        return replace(self.sampling, **{name: value for name, value in own.items() if name in self.left_out})
 
 
 def _check_num_logprobs(num_logprobs: int | None) -> None:
@@ -122,20 +128,21 @@ def _prompt(
 class SamplingParams:
     """Options of `generate` for the draw of an answer's tokens and for its end. `Sampling` explains each field.
 
-    `logit_bias` is by token id. Without a `seed`, each generation draws one. `grammar` or `json_schema`
+    OWN_DEFAULTS that are None have the values of the model's generation_config.json; without these each token is the
+    likeliest one. `logit_bias` is by token id. Without a `seed`, each generation draws one. `grammar` or `json_schema`
     restrict the text. With `num_logprobs` (0 to MAX_LOGPROBS), each token has its log probability and those of that
     many likeliest tokens. With `echo`, the prompt's tokens come before the answer's, with `is_prompt` set, and
     `max_tokens` may be 0; without `num_logprobs` the whole prompt is one Token. The whole answer may take `timeout_s`.
     Raises ConfigError for invalid values.
     """
 
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = None
     seed: int | None = None
     stop: str | Sequence[str] = ()
@@ -158,7 +165,7 @@ class SamplingParams:
 
     def sampling(self) -> Sampling:
         """Return the values in the form for servers and sessions, with a seed."""
-        not_here = {"json_schema", "num_logprobs", "echo", "timeout_s"}
+        not_here = {"json_schema", "num_logprobs", "echo", "timeout_s", *left_out(self)}
         given = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in not_here}
         given |= {
             "logit_bias": self._biases(),
@@ -197,6 +204,11 @@ class SamplingParams:
         return schema_grammar(self.json_schema)
 
 
+def left_out(options: object) -> list[str]:
+    """Return the names of the sampling options that are None: their values are the model's own defaults."""
+    return [name for name in OWN_DEFAULTS if getattr(options, name) is None]
+
+
 def schema_grammar(schema: Mapping[str, Any]) -> Grammar:
     """Return the grammar of the JSON texts that a JSON schema allows. Raises ConfigError for one that is too large."""
     try:
@@ -227,7 +239,7 @@ class TextClient(ABC, Generic[A]):
         `model` is a name, or NAME@REVISION for one of several revisions that are served under it; `template_kwargs` go
         to the chat template. Without `max_tokens`, the answer ends at an end token or at the end of the model's
         context. `sampling` holds the options of the draw; its fields can also be given as keywords
-        (`temperature=0.7, seed=1`), which take precedence. Without either, each token is the likeliest one.
+        (`temperature=0.7, seed=1`), which take precedence. Without either, the model's own defaults count.
 
         Iterating yields a Token for each step, the last one with its finish reason; with `stream=False` it yields one
         Token with the whole text. If no server has room for a longer answer, the last Token has the reason "length" and
@@ -250,6 +262,7 @@ class TextClient(ABC, Generic[A]):
             num_logprobs=params.num_logprobs,
             stream=stream,
             echo=params.echo,
+            left_out=left_out(params),
             timeout_s=params.timeout_s,
         )
         return self.answer(request)

@@ -121,6 +121,10 @@ class Client(TextClient[Generator[Token, None, None]]):
         """Return whether the model has a chat template. Raises as `generate`."""
         return self._wait(self._connected.has_chat_template(model))
 
+    def default_sampling(self, model: str) -> Mapping[str, float]:
+        """Return the model's own sampling options, as `AsyncClient.default_sampling` does. Raises as `generate`."""
+        return self._wait(self._connected.default_sampling(model))
+
     def answer(self, request: GenerationRequest) -> Generator[Token, None, None]:
         """Answer a request as `generate` does. Closing or dropping the iterator frees the chain."""
         generation = self._connected.answer(request)

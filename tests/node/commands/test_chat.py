@@ -32,6 +32,7 @@ class ScriptedClient:
     asked: ClassVar[list[Mapping[str, Any]]]
     served: ClassVar[Sequence[ModelStatus]]
     has_template: ClassVar[bool]
+    own: ClassVar[Mapping[str, float]]
     num_closed: ClassVar[int]
 
     def __init__(self, *, peers: Sequence[str], network_id: str, **_: object) -> None:
@@ -60,6 +61,10 @@ class ScriptedClient:
             raise ConfigError(f"nobody serves a model {model!r}; known models: story", remedy="use one of these")
         return self.has_template
 
+    def default_sampling(self, model: str) -> Mapping[str, float]:
+        assert self.model(model)
+        return self.own
+
     def generate(self, **asked: Any) -> Iterator[Token]:
         type(self).asked.append(asked)
         return self._run(self.scripts.pop(0))
@@ -78,7 +83,7 @@ class ScriptedClient:
 def scripted(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedClient]:
     monkeypatch.setattr("swarm.client.Client", ScriptedClient)
     monkeypatch.setattr("swarm_node.commands.chat.FIRST_S", 0.0)
-    ScriptedClient.scripts, ScriptedClient.asked = [], []
+    ScriptedClient.scripts, ScriptedClient.asked, ScriptedClient.own = [], [], {}
     ScriptedClient.served, ScriptedClient.has_template, ScriptedClient.num_closed = [status("story")], True, 0
     return ScriptedClient
 
@@ -129,6 +134,13 @@ def test_chat_ctrl_c_stops_only_the_answer_and_keeps_its_text_so_far(
     assert scripted.num_closed == 2
     assert scripted.asked[1]["messages"][1] == {"role": "assistant", "content": "I am "}
     assert scripted.asked[0]["sampling"].temperature == TEMPERATURE
+
+
+def test_chat_without_a_temperature_draws_with_the_model_s_own(scripted: type[ScriptedClient], typed: Any) -> None:
+    typed("hello\n")
+    scripted.scripts, scripted.own = [["hi"]], {"temperature": 0.3, "top_k": 20}
+    assert chat("story") == 0
+    assert (scripted.asked[0]["sampling"].temperature, scripted.asked[0]["sampling"].top_k) == (0.3, None)
 
 
 def test_chat_ctrl_c_at_the_prompt_ends_it(

@@ -91,6 +91,7 @@ def test_sampling_fields_reach_the_client() -> None:
             sampling=Sampling(temperature=0.0, top_p=0.5, top_k=4, seed=7, stop=("x",)),
             num_logprobs=None,
             stream=True,
+            left_out=["min_p", "repetition_penalty"],
         )
     ]
 

@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 from pydantic import ValidationError
 from swarm.client.request import schema_grammar
 from swarm.serving.sampling.sampling import MAX_STOPS, Sampling
+from swarm.serving.tokenizer.model_assets import OWN_DEFAULTS
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.api_errors import MAX_TOLD
 from swarm_node.gateway.chat_schema import ChatRequest
@@ -224,6 +225,13 @@ def test_fields_that_are_not_known_do_not_hide_what_is_wrong_with_others(path: s
         "top_p: it is 'x', and not a number"
     )
     assert many["message"].count("unknown parameter") == MAX_TOLD
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_options_that_are_left_out_or_null_are_left_to_the_model(path: str) -> None:
+    assert set(_asked(path, {"temperature": None}).left_out) == set(OWN_DEFAULTS)
+    asked = _asked(path, {"temperature": 0, "top_p": 1, "top_k": -1, "repetition_penalty": 1})
+    assert (asked.left_out, asked.sampling) == (["min_p"], Sampling(seed=1))
 
 
 @pytest.mark.parametrize("path", PLAIN)

@@ -56,7 +56,7 @@ function headers() {
 async function send(signal) {
   const chats = field("mode").value === "chat";
   const words = field("question").value;
-  const asked = { model: field("model").value, max_tokens: Number(field("length").value), temperature: 0.7, stream: true };
+  const asked = { model: field("model").value, max_tokens: Number(field("length").value), stream: true };
   const body = chats ? { ...asked, messages: [{ role: "user", content: words }] } : { ...asked, prompt: words };
   const path = chats ? "/v1/chat/completions" : "/v1/completions";
   const response = await fetch(path, { method: "POST", headers: headers(), body: JSON.stringify(body), signal });

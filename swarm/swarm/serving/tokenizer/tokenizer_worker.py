@@ -257,6 +257,7 @@ def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
         if "tokenizer_config.json" in files:
             (directory / "tokenizer_config.json").write_bytes(_without_paths(files["tokenizer_config.json"]))
         check_counts(json.loads(files.get("config.json", b"{}")))
+        generation = json.loads(files.get("generation_config.json", b"{}"))
         config = AutoConfig.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False, local_files_only=True)
         tokenizer("a")  # a tokenizer that fails even here is refused
@@ -265,7 +266,8 @@ def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
             "hidden_size": int(config.hidden_size),
             "vocab_size": int(config.vocab_size),
             "context_tokens": context_tokens(config),
-            "end_ids": _end_ids(files, config, tokenizer),
+            "end_ids": _end_ids(generation, config, tokenizer),
+            "sampling": _sampling(generation),
             "has_chat_template": bool(tokenizer.chat_template),
         }
         return LoadedTokenizer(model=model, about=about, tokenizer=tokenizer)
@@ -299,16 +301,24 @@ def _without_paths(settings: bytes) -> bytes:
     return json.dumps(kept).encode()
 
 
-def _end_ids(files: Mapping[str, bytes], config: Any, tokenizer: Any) -> list[int]:
+def _end_ids(generation: Mapping[str, Any], config: Any, tokenizer: Any) -> list[int]:
     """Return the end tokens of the generation config, else the config, else the tokenizer, as transformers' generate
     chooses them."""
-    generation = json.loads(files.get("generation_config.json", b"{}"))
     ends = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
     if ends is None:
         ends = tokenizer.eos_token_id
     if ends is None:
         return []
     return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
+
+
+def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling options of the generation config, unchecked. As for transformers' generate, those of a draw
+    count only with `do_sample`, whose temperature is 1 by default."""
+    names, given = ["repetition_penalty"], dict[str, Any]()
+    if generation.get("do_sample") is True:
+        names, given = [*names, "temperature", "top_p", "top_k", "min_p"], {"temperature": 1.0}
+    return given | {name: generation[name] for name in names if generation.get(name) is not None}
 
 
 def _decoder_parts(decoder: Any) -> str | None:

@@ -198,6 +198,7 @@ def test_answer_that_continues_a_text_begins_with_the_space_between_them(
         shape=ModelShape(name="tiny", revision="r", num_blocks=1, hidden_size=1, vocab_size=len(PIECES)),
         context_tokens=8,
         end_ids=frozenset(),
+        sampling={},
         table=table_of(PIECES, special=[3], single=[4, 5, 6], strips_first=True),
         has_chat_template=False,
         queue=cast("TokenizerQueue", None),

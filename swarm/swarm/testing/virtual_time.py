@@ -18,17 +18,17 @@ import asyncio
 import functools
 import heapq
 import itertools
+import os
 import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextvars import Context
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
-
-from swarm.testing.waiting_tasks import describe
 
 T = TypeVar("T")
 
@@ -92,7 +92,7 @@ def run(
                 raise ExceptionGroup(str(stuck), unretrieved) from stuck
             raise
         if pending := asyncio.all_tasks(loop):
-            raise LeftBehind(f"still running when the coroutine returned: {describe(pending)}")
+            raise LeftBehind(f"still running when the coroutine returned: {_described(pending)}")
         if unretrieved := loop.unretrieved():
             raise ExceptionGroup("raised in tasks or callbacks that nobody awaited", unretrieved)
         return result
@@ -248,7 +248,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                 self._jobs.remove(job)
                 job.deliver()
         elif not self._timers:
-            raise Deadlock(f"nothing is left to run, but tasks wait: {describe(asyncio.all_tasks(self))}")
+            raise Deadlock(f"nothing is left to run, but tasks wait: {_described(asyncio.all_tasks(self))}")
         else:
             self._now_s = max(self._now_s, self._timers[0][0])
         return []
@@ -256,7 +256,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def check_real_time(self) -> None:
         """Raises RealTimeout once the run has taken too long."""
         if time.monotonic() > self._real_deadline_s:
-            raise RealTimeout(f"out of real time; still running: {describe(asyncio.all_tasks(self))}")
+            raise RealTimeout(f"out of real time; still running: {_described(asyncio.all_tasks(self))}")
 
     def _fall_due(self, job: _Job) -> None:
         heapq.heappush(self._due, (job.number, job))
@@ -346,3 +346,23 @@ def _innermost(func: Callable[..., object], args: tuple[Any, ...]) -> Callable[.
             func, args = args[0], args[1:]
         else:
             return func
+
+
+def _described(tasks: Iterable[asyncio.Task[Any]]) -> str:
+    """Return the name of each task and the line at which it waits, sorted so that the message is always the same."""
+    return "; ".join(sorted(f"{task.get_name()} at {_where(task)}" for task in tasks)) or "no task"
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    """Return the innermost line at which a task waits outside asyncio."""
+    awaited: Any = task.get_coro()
+    frames = []
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None)
+        if frame is not None:
+            frames.append(frame)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
+    own = [frame for frame in frames if f"{os.sep}asyncio{os.sep}" not in frame.f_code.co_filename] or frames
+    if not own:
+        return "an unknown place"
+    return f"{own[-1].f_code.co_name} ({Path(own[-1].f_code.co_filename).name}:{own[-1].f_lineno})"

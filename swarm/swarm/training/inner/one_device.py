@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from swarm.heap import give_back
 from swarm.training.inner.optimizers import InnerOptimizer
-from swarm.training.run.layout import Layout
+from swarm.training.run.layout import Layout, mix_in
 from swarm.training.run.run_tables import InnerConfig
 
 logger = logging.getLogger(__name__)
@@ -140,12 +140,7 @@ class OneDevice:
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
         """Replace the slice `where` by `mixing` times itself plus 1 - `mixing` times `theta_F`. Raises ValueError if F
         differs."""
-        local_F = self._theta_N[where]
-        if local_F.shape != theta_F.shape:
-            raise ValueError(f"the slice has {local_F.numel()} values, but the vector has shape {tuple(theta_F.shape)}")
-        theta_F = theta_F.to(self._device)
-        # exact without mixing, and for equal values
-        local_F.copy_(torch.lerp(theta_F, local_F, mixing) if mixing else theta_F)
+        mix_in(self._theta_N[where], theta_F.to(self._device), mixing)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
         """Return fp32 CPU [F]: a copy of the slice."""

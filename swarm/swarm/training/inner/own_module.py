@@ -22,7 +22,7 @@ from torch.utils.data import default_collate
 from swarm.training.data.corpus import windows_of
 from swarm.training.inner.inner_loop import IntervalResult, take_steps
 from swarm.training.inner.optimizers import NO_MOMENTS
-from swarm.training.run.layout import Layout
+from swarm.training.run.layout import Layout, mix_in
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import check_weights, refuse_module_run
 
@@ -117,11 +117,7 @@ class ModuleInner:
 
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
         theta_N = self.layout.flatten(self._own.module)
-        if theta_N[where].shape != theta_F.shape:
-            raise ValueError(
-                f"the slice has {theta_N[where].numel()} values, but the vector has shape {tuple(theta_F.shape)}"
-            )
-        theta_N[where] = torch.lerp(theta_F, theta_N[where], mixing) if mixing else theta_F
+        mix_in(theta_N[where], theta_F, mixing)
         self.layout.set_parameters(self._own.module, theta_N)
 
     def flat(self, where: slice = slice(None)) -> Tensor:

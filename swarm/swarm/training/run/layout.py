@@ -34,6 +34,15 @@ def layer_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def mix_in(local_F: Tensor, theta_F: Tensor, mixing: float) -> None:
+    """Replace the slice `local_F`, in place, by `mixing` times itself plus 1 - `mixing` times `theta_F`. Raises
+    ValueError if F differs."""
+    if local_F.shape != theta_F.shape:
+        raise ValueError(f"the slice has {local_F.numel()} values, but the vector has shape {tuple(theta_F.shape)}")
+    # exact without mixing, and for equal values
+    local_F.copy_(torch.lerp(theta_F, local_F, mixing) if mixing else theta_F)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """The `names` and `shapes` of the parameters in the flat vector's order: by fragment, then by name. See `of`.

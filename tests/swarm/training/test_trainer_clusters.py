@@ -107,9 +107,9 @@ def test_followers_of_a_killed_head_keep_working(is_coordinator: bool) -> None:
             heads = {head.peer_id: head for head in heads_of(swarm)}
             service = heads_of(swarm)[0].trainer._steps.service
             assert service is not None
-            assert service._driver is not None
-            assert service._driver.setup.step == 3
-            coordinator = coordinator_of(service._driver.setup.beacon(0), heads)
+            assert service.driver is not None
+            assert service.driver.setup.step == 3
+            coordinator = coordinator_of(service.driver.setup.beacon(0), heads)
             others = [head for head in heads if head != coordinator]
             swarm.kill(heads[coordinator if is_coordinator else others[0]].name)
             members = await swarm.finish()

@@ -208,9 +208,9 @@ def test_made_up_lock_of_a_stranger_does_not_give_it_the_run() -> None:
                 service = target.trainer._steps.service
                 assert service is not None
                 # a member that is still at the first step would be at the next one before it reads this report
-                while service._driver is None or service._driver.setup.step < 2:
+                while service.driver is None or service.driver.setup.step < 2:
                     await asyncio.sleep(0.001)
-                setup, attempt = service._driver.setup, service._driver.attempt
+                setup, attempt = service.driver.setup, service.driver.attempt
                 round_of = {"run": setup.run, "step": setup.step, "attempt": attempt}
                 group = Group(
                     **round_of,  # type: ignore[arg-type]

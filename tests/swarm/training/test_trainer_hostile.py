@@ -229,7 +229,7 @@ class QuitterWithVote(Quitter):
     async def _tell(self, abort: Abort, peers: list[str]) -> None:
         context = self.context
         assert self._steps is not None
-        driver = self._steps._driver
+        driver = self._steps.service.driver
         assert driver is not None
         signed = driver._state.signed
         assert signed is not None

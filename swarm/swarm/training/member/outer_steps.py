@@ -88,7 +88,6 @@ class OuterSteps:
         self._announce = announce
         self._effects = HeldOutEffects(context, intervals)
         self._watch = MembersWatch(membership, random.Random(context.network.peer_id), self._tell_others)
-        self._driver: RoundDriver | None = None
         self._promise: Promise | None = None
         self._accused: dict[str, str] = {}
         self._has_gone = False
@@ -102,7 +101,7 @@ class OuterSteps:
     @property
     def waiting(self) -> Waiting | None:
         """The peers that this member waits for, once its interval has ended; None while it trains."""
-        return self._driver.waiting if self._driver else None
+        return self.service.driver.waiting if self.service.driver else None
 
     async def open(self) -> None:
         """Read this member's promise and convictions from disk, and start to answer peers."""
@@ -130,8 +129,8 @@ class OuterSteps:
         """Leave with the current step, or with the next one."""
         self.is_stopping = True
         self._intervals.leave()
-        if self._driver is not None:
-            self._driver.leave()
+        if self.service.driver is not None:
+            self.service.driver.leave()
 
     def close(self) -> None:
         """Stop answering peers."""
@@ -235,14 +234,12 @@ class OuterSteps:
             self._reports.aborted(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST, missing=()))
         async with asyncio.TaskGroup() as tasks:
             self.service.set_driver(driver)
-            self._driver = driver
             watch = tasks.create_task(self._watch.run(driver, self.context, interval_s), name="watch")
             try:
                 if certificate := await driver.run():
                     await self.context.failpoints.reached("round.committed")
             finally:
                 self.service.set_driver(None)
-                self._driver = None
                 watch.cancel()
         self._accused = driver.accused
         if not driver.abstains:
@@ -277,8 +274,9 @@ class OuterSteps:
         verdict = ban.verdict
         self._accused = {**self._accused, verdict.peer_id: verdict.reason}
         self._reports.convicted(ban)
-        if self._driver is not None:
-            self._driver.feed(Convicted(peer=verdict.peer_id, reason=f"{short_id(verdict.peer_id)}: {verdict.reason}"))
+        if self.service.driver is not None:
+            reason = f"{short_id(verdict.peer_id)}: {verdict.reason}"
+            self.service.driver.feed(Convicted(peer=verdict.peer_id, reason=reason))
 
     def _tell_others(self, context: RunContext) -> None:
         """Report what others have shown: another history of the run, or its author's endorsement."""

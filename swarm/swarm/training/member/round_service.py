@@ -45,9 +45,9 @@ class RoundService:
     closed."""
 
     def __init__(self, context: RunContext, convictions: Convictions) -> None:
+        self.driver: RoundDriver | None = None
         self._context = context
         self._convictions = convictions
-        self._driver: RoundDriver | None = None
         self._changed = asyncio.Event()
         self._closed = False
         self._shown = NewestItems[str, tuple[float, int]](MAX_WATCHERS)
@@ -91,12 +91,12 @@ class RoundService:
 
     def set_driver(self, driver: RoundDriver | None) -> None:
         """Pass requests to `driver` from now on."""
-        self._driver = driver
+        self.driver = driver
         self._changed.set()
         self._changed = asyncio.Event()
 
     def _group(self) -> tuple[str, ...]:
-        return self._driver.group if self._driver is not None else ()
+        return self.driver.group if self.driver is not None else ()
 
     def _is_member(self, peer: str) -> bool:
         """Return whether `peer` is a member of the state, or of this member's group."""
@@ -105,14 +105,14 @@ class RoundService:
     async def _on_standing(self, peer: str, request: bytes) -> bytes:
         wanted = StandingRequest.from_bytes(request)
         known, attempt = tuple[str, ...](), 0
-        if self._driver is not None and self._driver.setup.step == wanted.step:
+        if self.driver is not None and self.driver.setup.step == wanted.step:
             if not wanted.watches:
                 # only the coordinator may do this: otherwise any peer could end all members' intervals before they have
                 # contributed anything
-                if wanted.hurry and self._driver.is_coordinated_by(peer, wanted.attempt):
-                    self._driver.hurry()
-                self._driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
-            known, attempt = self._driver.known, self._driver.attempt
+                if wanted.hurry and self.driver.is_coordinated_by(peer, wanted.attempt):
+                    self.driver.hurry()
+                self.driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
+            known, attempt = self.driver.known, self.driver.attempt
         replica = self._context.replica
         if wanted.watches:
             self._shown[peer] = asyncio.get_running_loop().time(), replica.outer_step
@@ -145,8 +145,8 @@ class RoundService:
         proof = replica.proof
         begun = (replica.outer_step + 1, proof.next_attempt if proof else 0)
         sequence = replica.order.sequence if replica.order else 0
-        if ready.sequence > sequence and self._driver is not None:
-            self._driver.look_at(peer)
+        if ready.sequence > sequence and self.driver is not None:
+            self.driver.look_at(peer)
         if ready.sequence != sequence or (ready.step, ready.attempt) < begun:
             return ReadyReply(kind="behind", state_digest=replica.digest, certificate=replica.certificate)
         try:
@@ -180,13 +180,13 @@ class RoundService:
 
     async def _driver_at(self, step: int, peer: str) -> RoundDriver:
         """Return the driver of `step`, once this member has begun it. Raises PeerRefused if it never will."""
-        while self._driver is None or self._driver.setup.step < step:
+        while self.driver is None or self.driver.setup.step < step:
             self._refuse_if_closed()
-            if self._driver is not None:
-                self._driver.look_at(peer)
+            if self.driver is not None:
+                self.driver.look_at(peer)
             await self._changed.wait()
         self._refuse_if_closed()
-        return self._driver
+        return self.driver
 
     def _refuse_if_closed(self) -> None:
         """Raise PeerRefused if this member has left: a peer that is told `pending` would ask again, and wait in
@@ -199,14 +199,14 @@ class RoundService:
         self._context.signatures.check_vote(vote, peer)
         if self._is_member(peer):
             self._convictions.heard.vote(peer, vote)
-        if self._driver is not None and self._driver.setup.step == vote.step:
-            self._driver.feed(Voted(peer=peer, vote=vote))
+        if self.driver is not None and self.driver.setup.step == vote.step:
+            self.driver.feed(Voted(peer=peer, vote=vote))
         return VoteReply(bytes_per_s=self._context.meter.rate_from(peer)).to_bytes()
 
     async def _on_abort(self, peer: str, request: bytes) -> bytes:
         abort = Abort.from_bytes(request)
-        if self._driver is not None and (self._driver.setup.run, self._driver.setup.step) == (abort.run, abort.step):
-            self._driver.feed(AttemptLeft(peer=peer, abort=abort))
+        if self.driver is not None and (self.driver.setup.run, self.driver.setup.step) == (abort.run, abort.step):
+            self.driver.feed(AttemptLeft(peer=peer, abort=abort))
         return b""
 
     async def _on_resume(self, _peer: str, request: bytes) -> bytes:
@@ -224,9 +224,9 @@ class RoundService:
                 f"the run goes on by the resume order {replica.order.sequence}, which this one, {proof.sequence}, does "
                 "not come after"
             )
-        if self._driver is None:
+        if self.driver is None:
             raise PeerRefused("this member is not yet at work")
-        self._driver.feed(Proven(certificate=proof.certificate))
+        self.driver.feed(Proven(certificate=proof.certificate))
         return b""
 
     async def _on_endorse(self, _peer: str, request: bytes) -> bytes:
@@ -296,17 +296,17 @@ class RoundService:
 
     async def _on_reduce(self, peer: str, stream: Stream) -> None:
         opening = ReduceOpening.from_bytes(await _first(stream))
-        if self._driver is None or self._driver.setup.step != opening.step:
+        if self.driver is None or self.driver.setup.step != opening.step:
             raise RoundError(f"this member is not at step {opening.step}")
-        await self._driver.serve_part(peer, opening, stream)
+        await self.driver.serve_part(peer, opening, stream)
 
     async def _on_group(self, _peer: str, request: bytes) -> bytes:
         """Show a group of this step to any node that knows its digest. Groups are no secret, since certificates contain
         them."""
         wanted = GroupRequest.from_bytes(request)
-        if self._driver is None:
+        if self.driver is None:
             raise PeerRefused("this member is not yet at work")
-        return self._driver.groups.show(wanted)
+        return self.driver.groups.show(wanted)
 
 
 async def _first(stream: Stream) -> bytes:

@@ -188,7 +188,7 @@ def test_observer_still_asks_a_member_that_showed_evidence_valid_only_for_those_
     async def main() -> None:
         async with Swarm(config(min_group=2)) as swarm, observing(swarm) as observer:
             observer._reader = replace(observer._reader, signatures=signatures())
-            observer._config = VALIDATED
+            observer.run = replace(observer.run, config=VALIDATED)
             member = swarm.internet.network(Identity(b"h" * 32))
 
             async def show(_peer: str, stream: Stream) -> None:

@@ -266,7 +266,7 @@ def _advice(method: str, path: str, methods: str) -> str:
         return f"send {' or '.join(methods.split(', '))}"
     if "/deployments/" in path:
         return AZURE
-    if path.startswith("/v1/responses/"):
+    if path.startswith("/v1/responses/") and (method != "POST" or path.endswith("/cancel")):
         return NOT_STORED
     if path.removeprefix("/v1") in BESIDE_V1:
         return f"send it to {path.removeprefix('/v1')}"

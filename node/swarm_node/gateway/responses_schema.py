@@ -104,9 +104,10 @@ class Message(Item):
 
 
 class FunctionCall(Item):
-    """A call that the model made earlier. Calls and the text before them are one message of a chat."""
+    """A call that the model made earlier. Calls and the text before them are one message of a chat. OpenAI's Python
+    objects dump `async` as `async_`."""
 
-    neutral: ClassVar[Neutral] = {"async": (False,), "caller": (), "namespace": ()}
+    neutral: ClassVar[Neutral] = {"async": (False,), "async_": (False,), "caller": (), "namespace": ()}
 
     type: Literal["function_call"]
     call_id: Name

@@ -87,7 +87,7 @@ async def _post(openai: AsyncOpenAI, body: dict[str, Any], path: str = "response
                     HELLO,
                     _said("Let me see."),
                     {**CALLED, "id": "fc_1", "status": "completed", "caller": None, "namespace": None, "async": None},
-                    {**CALLED, "call_id": "c2"},
+                    shapes.ResponseFunctionToolCall.model_validate({**CALLED, "call_id": "c2"}).model_dump(),
                     _said(" Wait."),
                     {"type": "function_call_output", "call_id": "c1", "output": "rain"},
                     {
@@ -506,5 +506,7 @@ def test_stored_responses_are_told_not_to_exist() -> None:
             await openai.responses.delete("resp_1")
         with pytest.raises(api.NotFoundError, match="responses are not stored"):
             await openai.responses.cancel("resp_1")
+        with pytest.raises(api.NotFoundError, match="serves a part of OpenAI's API"):
+            await openai.responses.compact(model="tiny", input="hi")
 
     converse(ScriptedClient(), conversation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class KeptEvidence(dict[str, bytes]):
-    """Implements EvidenceStore and ServerEvidenceStore: the evidence by the peer id of whom it convicts."""
+    """Implements EvidenceStore: the evidence by the peer id of whom it convicts."""
 
     def read(self) -> list[bytes]:
         return list(self.values())

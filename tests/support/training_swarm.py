@@ -16,12 +16,12 @@ from typing import TypeVar
 
 import torch
 from support.faults import FaultScript
+from swarm.evidence_folder import EvidenceStore
 from swarm.network.interface import no_failpoints
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.training.evidence.evidence import EvidenceStore
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.interval_loop import IntervalLoop

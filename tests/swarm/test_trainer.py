@@ -14,12 +14,12 @@ import pytest
 import torch
 from support.local_hub import MODEL, local_hub
 from support.tiny_models import FAMILIES, write_model
+from swarm.evidence_folder import EvidenceFolder
 from swarm.network.libp2p.libp2p_options import Libp2pOptions, listen_addrs_for
 from swarm.serving.model.hub_download import HubModel, OnProgress
 from swarm.serving.model.model_files import open_model
 from swarm.start_checkpoint import CheckpointSource, model_settings, pin_of
 from swarm.trainer import MemberOptions
-from swarm.training.evidence.evidence import EvidenceFolder
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round.promise import PromiseFile
 from swarm.training.run.run_config import RunConfig
@@ -380,7 +380,7 @@ def test_member_with_a_lasting_key_keeps_evidence_and_endorsement_beside_it(
     options.evidence.keep("liar", b"proof")
     options.endorsements.write(b"endorsement")
     folder = tmp_path / "my.key.votes" / trainer.run.run_id
-    assert EvidenceFolder(folder / "evidence", trainer.run, "test").read() == [b"proof"]
+    assert EvidenceFolder(folder / "evidence", trainer.run.text, "test").read() == [b"proof"]
     assert EndorsementFile(folder).read() == b"endorsement"
 
 

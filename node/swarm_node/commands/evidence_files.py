@@ -7,11 +7,11 @@ server's answer is checked with the model's files. Evidence about a wrong proof 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from swarm.evidence_folder import files_in, proving, read_file
 from swarm.serving.checking.span_commitment import signed_by
 from swarm.serving.manifest.possession import check_possession, read_possession
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, SwarmError
@@ -47,8 +47,6 @@ def show(flags: Flags) -> int:
 
     Raises UsageError if there is no such home.
     """
-    from swarm.training.evidence.evidence import files_in  # noqa: PLC0415
-
     home, emitter = Home(flags.home()), Emitter(json=flags.json)
     if not home.path.is_dir():
         raise UsageError(f"there is no home at {home.path}", remedy="name the home of a node with --home")
@@ -82,11 +80,11 @@ def _print(path: Path, emitter: Emitter, flags: Flags | None = None) -> None:
 
 def _usable(path: Path) -> EvidenceFile:
     """Return what is in the file. Raises UsageError if it is missing, is not evidence or is of an unknown kind."""
-    from swarm.training.evidence.evidence import open_file, read_file  # noqa: PLC0415 - torch, for seconds
-
     try:
         file = read_file(path)
         if file.run:
+            from swarm.training.evidence.evidence import open_file  # noqa: PLC0415 - torch, for seconds
+
             open_file(path)
         return file
     except SwarmError as error:
@@ -148,7 +146,7 @@ def _is_of_possession(file: EvidenceFile) -> bool:
 
 def _judge_possession(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
     """Print what the file proves, offline. Raises IntegrityError if it proves nothing."""
-    with _proving(path):
+    with proving(path):
         verdict = check_possession(read_possession(file.evidence), file.network_id)
     emitter.emit(
         "convicted_server",
@@ -168,7 +166,7 @@ def _judge_answer(path: Path, file: EvidenceFile, model: Path | None, emitter: E
     if the file proves nothing.
     """
     evidence = _served(path, file)
-    with _proving(path):
+    with proving(path):
         peer_id, stated = signed_by(evidence.commitment, file.network_id)
     if model is None:
         raise UsageError(
@@ -189,7 +187,7 @@ def _judge_answer(path: Path, file: EvidenceFile, model: Path | None, emitter: E
 
 def _tell_answer(path: Path, file: EvidenceFile, emitter: Emitter) -> None:
     """Print what the file is about, unchecked. Raises UsageError or IntegrityError if it is not about an answer."""
-    with _proving(path):
+    with proving(path):
         peer_id, stated = signed_by(_served(path, file).commitment, file.network_id)
     reason = "was found wrong by this node's spot checks; evidence verify --model DIR checks the file"
     _emit_answer(path, peer_id, stated, reason, emitter, is_proven=False)
@@ -213,12 +211,3 @@ def _served(path: Path, file: EvidenceFile) -> ServedEvidence:
         return ServedEvidence.from_bytes(evidence.body)
     except PeerViolation as error:
         raise UsageError(f"{path} holds no evidence: {error.message}", remedy="get the file again") from error
-
-
-@contextmanager
-def _proving(path: Path) -> Iterator[None]:
-    """Turn an error inside the context into an IntegrityError that names the file and says that it proves nothing."""
-    try:
-        yield
-    except SwarmError as error:
-        raise IntegrityError(f"{path} proves nothing: {error.message}") from error

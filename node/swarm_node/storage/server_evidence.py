@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from contextlib import suppress
 from pathlib import Path
 
+from swarm.evidence_folder import SUFFIX, EvidenceFolder, files_in
 from swarm_protocol import limits
-from swarm_protocol.errors import SwarmError
 from swarm_protocol.proof_messages import EvidenceFile
 from swarm_protocol.served_evidence_messages import ServedEvidence
 
@@ -22,9 +21,6 @@ from swarm_node.storage.home import NEW_SUFFIX, write_private
 
 logger = logging.getLogger(__name__)
 
-MAX_FILE_BYTES = limits.MAX_WRONG_POSSESSION_BYTES + 2**10
-
-SUFFIX = ".evidence"
 MAX_NETWORKS = 64
 """Networks of one home whose evidence is listed. A home is in one network at a time."""
 MAX_ANSWERS = 64
@@ -33,7 +29,7 @@ MAX_ANSWER_BYTES = 256 * 2**20
 
 def answers_in(folder: Path) -> list[Path]:
     """Return the files with wrong answers that `keep_answer` has kept, by name."""
-    return _evidence_in(folder, MAX_ANSWERS)
+    return files_in(folder, MAX_ANSWERS)
 
 
 def files_of_networks(folder: Path) -> list[Path]:
@@ -42,51 +38,19 @@ def files_of_networks(folder: Path) -> list[Path]:
         networks = sorted(path for path in folder.iterdir() if path.is_dir())
     except OSError:
         return []
-    return [path for network in networks[:MAX_NETWORKS] for path in _evidence_in(network, limits.MAX_SERVER_BANS)]
+    return [path for network in networks[:MAX_NETWORKS] for path in files_in(network, limits.MAX_SERVER_BANS)]
 
 
-def _evidence_in(folder: Path, most: int) -> list[Path]:
-    """Return at most `most` evidence files, by name."""
-    try:
-        return sorted(path for path in folder.iterdir() if path.suffix == SUFFIX)[:most]
-    except OSError:
-        return []
-
-
-class ConvictedServersFolder:
-    """Implements `ServerEvidenceStore` in a subdirectory of `folder` for one network.
+class ConvictedServersFolder(EvidenceFolder):
+    """Keeps evidence about servers in a subdirectory of `folder` for one network.
 
     So files of other networks do not count against this network's limit, and a server may be convicted in several
     networks.
     """
 
     def __init__(self, folder: Path, network_id: str) -> None:
-        self._folder = folder / hashlib.sha256(network_id.encode()).hexdigest()[:16]
-        self._network_id = network_id
-
-    def read(self) -> list[bytes]:
-        found = []
-        for path in _evidence_in(self._folder, limits.MAX_SERVER_BANS):
-            try:
-                with path.open("rb") as file:
-                    kept = EvidenceFile.from_bytes(file.read(MAX_FILE_BYTES + 1))
-            except (OSError, SwarmError) as error:
-                logger.warning("evidence against a server in %s is not used: %s", path, error)
-                continue
-            if kept.network_id == self._network_id:
-                found.append(kept.evidence)
-        return found
-
-    def keep(self, peer_id: str, evidence: bytes) -> None:
-        data = EvidenceFile(network_id=self._network_id, run=b"", evidence=evidence).to_bytes()
-        try:
-            write_evidence(self._folder, peer_id, data)
-        except OSError as error:
-            logger.warning("evidence against %s cannot be written, and is lost at a restart: %s", peer_id, error)
-
-    def forget(self, peer_id: str) -> None:
-        with suppress(OSError):
-            (self._folder / f"{peer_id}{SUFFIX}").unlink()
+        of_network = folder / hashlib.sha256(network_id.encode()).hexdigest()[:16]
+        super().__init__(of_network, "", network_id, max_files=limits.MAX_SERVER_BANS)
 
 
 def keep_answer(folder: Path, peer_id: str, network_id: str, evidence: bytes) -> None:
@@ -94,21 +58,13 @@ def keep_answer(folder: Path, peer_id: str, network_id: str, evidence: bytes) ->
     wrapped = ServedEvidence.from_bytes(evidence).evidence().to_bytes()
     data = EvidenceFile(network_id=network_id, run=b"", evidence=wrapped).to_bytes()
     try:
-        write_evidence(folder, peer_id, data)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for left in folder.glob(f"*{NEW_SUFFIX}"):  # by a process that was killed
+            left.unlink()
+        write_private(folder / f"{peer_id}{SUFFIX}", data)
         _forget_oldest(folder)
     except OSError as error:
         logger.warning("cannot keep evidence against %s in %s: %s", peer_id, folder, error)
-
-
-def write_evidence(folder: Path, peer_id: str, data: bytes) -> None:
-    """Write the EvidenceFile `data` against `peer_id`, and remove files that a crash left incomplete.
-
-    Only one process may write to a directory. Raises OSError.
-    """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for beside in folder.glob(f"*{NEW_SUFFIX}"):
-        beside.unlink()
-    write_private(folder / f"{peer_id}{SUFFIX}", data)
 
 
 def _forget_oldest(folder: Path) -> None:

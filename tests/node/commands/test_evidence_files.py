@@ -10,8 +10,8 @@ import pytest
 from support.training_swarm import AUTHOR
 from support.validated_runs import LIES, STATES, ChangedInner, run_with_liar
 from support.wrong_reduction import IDENTITIES, RUN, reduced, times_minus_ten
+from swarm.evidence_folder import EvidenceFolder
 from swarm.testing import virtual_time
-from swarm.training.evidence.evidence import EvidenceFolder
 from swarm.training.evidence.wrong_interval import read_case
 from swarm.training.inner import interval
 from swarm.training.inner.interval import TrainingSetup
@@ -32,7 +32,7 @@ def keep(home: Path, *, is_right: bool = False, name: str = LIAR) -> tuple[Signe
     case = reduced(run=run.run_id)
     result = case.result() if is_right else times_minus_ten(case.result())
     folder = home / "checkpoints" / run.run_id / "evidence"
-    EvidenceFolder(folder, run, "test").keep(name, case.evidence(result).evidence().to_bytes())
+    EvidenceFolder(folder, run.text, "test").keep(name, case.evidence(result).evidence().to_bytes())
     return run, folder / f"{name}.evidence"
 
 
@@ -125,7 +125,7 @@ def test_verify_recomputes_an_interval_from_a_checkpoint_and_ignores_the_claimed
     (ban,) = members[0].trainer.bans
     run, whole = members[0].trainer._run, WrongInterval.from_bytes(Evidence.from_bytes(ban.data).body)
     alone = replace(whole, findings=whole.findings[:1]).evidence().to_bytes()
-    EvidenceFolder(tmp_path, run, "test").keep(liar.peer_id, alone)
+    EvidenceFolder(tmp_path, run.text, "test").keep(liar.peer_id, alone)
     file = str(tmp_path / f"{liar.peer_id}.evidence")
     case = read_case(whole.to_bytes(), RunSignatures.of_run(run, AUTHOR, "test"), run.config)
     state = STATES[case.proof.origin.state_digest]

@@ -79,7 +79,7 @@ def test_folder_returns_its_network_s_evidence_and_removes_what_a_crash_left(tmp
     (kept.parent / "broken.evidence").write_bytes(b"no evidence")
     assert folder.read() == [data]
     assert ConvictedServersFolder(tmp_path / "here", "another").read() == []
-    half = kept.parent / f"{LIAR.peer_id}.evidence.new"
+    half = kept.parent / f".{LIAR.peer_id}.evidence.partial"
     half.write_bytes(data[:10])
     folder.keep("another", data)
     assert not half.exists()

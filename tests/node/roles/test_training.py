@@ -18,12 +18,12 @@ import torch
 from support.node_settings import resolve
 from support.replica_states import with_head
 from support.round_scripts import ready
+from swarm.evidence_folder import EvidenceFolder
 from swarm.network.link_diagnosis import LinkWatch, SlowLink
 from swarm.network.traffic import NO_LIMITS
 from swarm.testing import virtual_time
 from swarm.training.data.local_data import LocalData
 from swarm.training.evidence.bans import Ban, Verdict
-from swarm.training.evidence.evidence import EvidenceFolder
 from swarm.training.member.checkpoint_writer import PendingCheckpoint
 from swarm.training.member.run_member import RunMemberOptions
 from swarm.training.round.promise import Promise, PromiseFile
@@ -438,7 +438,7 @@ def test_restarted_member_has_its_state_certificate_promises_and_evidence(
     assert PromiseFile(folder / "votes").read() == promise
     assert options.evidence is not None
     options.evidence.keep("12D3KooW00000007", b"evidence")
-    assert EvidenceFolder(folder / "evidence", RUN, "test").read() == [b"evidence"]
+    assert EvidenceFolder(folder / "evidence", RUN.text, "test").read() == [b"evidence"]
 
 
 def test_training_that_is_cancelled_while_it_prepares_leaves_no_worker_process(

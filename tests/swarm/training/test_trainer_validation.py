@@ -23,8 +23,9 @@ from support.validated_runs import (
     run_with_liar,
     validated,
 )
+from swarm.evidence_folder import EvidenceFolder, files_in
 from swarm.testing import virtual_time
-from swarm.training.evidence.evidence import EvidenceFolder, check, check_file, files_in
+from swarm.training.evidence.evidence import check, check_file
 from swarm.training.evidence.interval_audits import replay_file
 from swarm.training.evidence.wrong_interval import read_case
 from swarm.training.member.run_member import RunMember
@@ -158,7 +159,7 @@ def test_evidence_can_be_checked_offline_by_its_findings_or_by_recomputing_the_i
     run = member.trainer._run
 
     def kept(evidence: WrongInterval) -> Path:
-        EvidenceFolder(tmp_path, run, "test").keep(liar, evidence.evidence().to_bytes())
+        EvidenceFolder(tmp_path, run.text, "test").keep(liar, evidence.evidence().to_bytes())
         (path,) = files_in(tmp_path)
         return path
 

@@ -21,7 +21,7 @@ import logging
 import random
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SwarmError
@@ -33,6 +33,7 @@ from swarm_protocol.served_evidence_messages import (
 )
 
 from swarm.ended_tasks import end_tasks
+from swarm.evidence_folder import EvidenceStore
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
@@ -77,24 +78,11 @@ SHOWN_AGAIN_S = 30.0
 """Minimum time before the same peer is shown all evidence again."""
 
 
-class ServerEvidenceStore(Protocol):
-    """Keeps evidence about servers after the process ends. All methods block, and none raises."""
-
-    def read(self) -> list[bytes]:
-        """Return all stored evidence, encoded, in any order."""
-
-    def keep(self, peer_id: str, evidence: bytes) -> None:
-        """Store the evidence against `peer_id`, replacing earlier evidence against it."""
-
-    def forget(self, peer_id: str) -> None:
-        """Drop the evidence against `peer_id`, if there is any."""
-
-
 class ServerConvictions:
     """One node's evidence about servers. `store` keeps it for the next process. `num_refused` counts evidence that
     proved nothing."""
 
-    def __init__(self, network: Network, membership: Membership, *, store: ServerEvidenceStore | None = None) -> None:
+    def __init__(self, network: Network, membership: Membership, *, store: EvidenceStore | None = None) -> None:
         self.num_refused = 0
         self._network = network
         self._membership = membership

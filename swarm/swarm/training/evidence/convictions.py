@@ -35,13 +35,14 @@ from swarm_protocol.proof_messages import (
     EvidenceRequest,
 )
 
+from swarm.evidence_folder import EvidenceStore
 from swarm.network.interface import Stream
 from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
 from swarm.training.allreduce.peer_connections import SLOWEST_MEMBER_BYTES_PER_S
 from swarm.training.evidence.bans import MAX_IGNORED, Ban, Bans
 from swarm.training.evidence.equivocation import EquivocationWatch
-from swarm.training.evidence.evidence import KINDS, EvidenceStore, accused, check
+from swarm.training.evidence.evidence import KINDS, accused, check
 from swarm.training.evidence.wrong_interval import IntervalAccusations, IntervalCase
 from swarm.training.state.lease import trainers_of
 from swarm.training.state.run_context import RunContext

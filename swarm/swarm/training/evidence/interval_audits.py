@@ -29,10 +29,11 @@ from swarm_protocol.reduction_messages import AuditedSlice
 from swarm_protocol.training_messages import Contribution
 from torch import Tensor
 
+from swarm.evidence_folder import proving
 from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
 from swarm.training.evidence.bans import MAX_IGNORED, Verdict
-from swarm.training.evidence.evidence import open_file, proving
+from swarm.training.evidence.evidence import open_file
 from swarm.training.evidence.wrong_interval import (
     IntervalCase,
     IntervalStart,

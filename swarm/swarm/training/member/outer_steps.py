@@ -16,10 +16,10 @@ from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
+from swarm.evidence_folder import EvidenceStore
 from swarm.network.membership import Membership
 from swarm.training.evidence.bans import Ban
 from swarm.training.evidence.convictions import Convictions
-from swarm.training.evidence.evidence import EvidenceStore
 from swarm.training.evidence.interval_audits import IntervalAudits
 from swarm.training.inner.inner_loop import IntervalResult
 from swarm.training.inner.interval import HeldOutLoss, Intervals

@@ -29,13 +29,13 @@ from swarm_protocol.run_credentials import RunCredential, RunInvitation, credent
 from torch import Tensor
 
 from swarm.ended_tasks import end_tasks
+from swarm.evidence_folder import EvidenceFolder, EvidenceStore
 from swarm.network.interface import FailpointHook, Network, no_failpoints
 from swarm.network.membership import Membership
 from swarm.threads import in_executor, in_own_thread
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import BandwidthMeter
 from swarm.training.evidence.bans import Ban
-from swarm.training.evidence.evidence import EvidenceFolder, EvidenceStore
 from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
 from swarm.training.member.members_watch import WATCH_S
 from swarm.training.member.outer_steps import OuterSteps
@@ -93,7 +93,7 @@ class RunMemberOptions:
         return replace(
             self,
             promises=PromiseFile(votes),
-            evidence=EvidenceFolder(evidence, run, network_id),
+            evidence=EvidenceFolder(evidence, run.text, network_id),
             endorsements=EndorsementFile(votes),
         )
 

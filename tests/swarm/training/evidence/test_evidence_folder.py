@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from support.training_swarm import AUTHOR
 from support.wrong_reduction import IDENTITIES, RUN, reduced, times_minus_ten
-from swarm.training.evidence.evidence import EvidenceFolder, check_file, files_in
+from swarm.evidence_folder import EvidenceFolder, files_in
+from swarm.training.evidence.evidence import check_file
 from swarm.training.run.signed_run import SignedRun, sign_mapping, to_mapping
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from swarm_protocol.proof_messages import EvidenceFile
@@ -27,18 +28,18 @@ def evidence_of(run: SignedRun, *, is_right: bool = False) -> bytes:
 
 def kept(folder: Path, *, is_right: bool = False) -> Path:
     run = signed_run()
-    EvidenceFolder(folder, run, "test").keep(LIAR, evidence_of(run, is_right=is_right))
+    EvidenceFolder(folder, run.text, "test").keep(LIAR, evidence_of(run, is_right=is_right))
     (path,) = files_in(folder)
     return path
 
 
 def test_evidence_is_kept_for_the_next_process_until_it_is_forgotten(tmp_path: Path) -> None:
     run = signed_run()
-    folder = EvidenceFolder(tmp_path / "evidence", run, "test")
+    folder = EvidenceFolder(tmp_path / "evidence", run.text, "test")
     assert folder.read() == []
     folder.keep(LIAR, b"first")
     folder.keep(LIAR, evidence_of(run))
-    assert EvidenceFolder(tmp_path / "evidence", run, "test").read() == [evidence_of(run)]
+    assert EvidenceFolder(tmp_path / "evidence", run.text, "test").read() == [evidence_of(run)]
     folder.forget(LIAR)
     folder.forget(LIAR)
     assert folder.read() == []
@@ -87,7 +88,7 @@ def test_file_that_is_missing_or_too_large_is_refused_in_one_line(
 
 def test_evidence_that_cannot_be_written_logs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "evidence").write_text("a file is in the way")
-    folder = EvidenceFolder(tmp_path / "evidence", signed_run(), "test")
+    folder = EvidenceFolder(tmp_path / "evidence", signed_run().text, "test")
     folder.keep(LIAR, b"evidence")
     assert folder.read() == []
     assert "does not outlive a restart" in caplog.text
@@ -96,5 +97,5 @@ def test_evidence_that_cannot_be_written_logs_a_warning(tmp_path: Path, caplog: 
 def test_damaged_file_is_skipped_and_others_are_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     kept(tmp_path)
     (tmp_path / "0.evidence").write_bytes(b"nonsense")
-    assert EvidenceFolder(tmp_path, signed_run(), "test").read() == [evidence_of(signed_run())]
+    assert EvidenceFolder(tmp_path, signed_run().text, "test").read() == [evidence_of(signed_run())]
     assert "is not used" in caplog.text

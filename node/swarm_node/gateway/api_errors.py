@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 MAX_PATH_CHARS = 100
 """The most characters of a request's path or field name that an error message repeats."""
 MAX_TOLD = 4
-"""Errors of one body that are told: each costs another validation."""
+"""Errors of one small body that are told. Each costs another validation, some 0.3 s a megabyte."""
 NOT_HERE = frozenset({"unknown_parameter", "unsupported_parameter"})
 TEXT_FIELDS = {
     "/v1/completions": "prompt",
@@ -157,10 +157,13 @@ def _from_route(error: Exception, request: Request) -> HttpError:
 
 
 def _from_validation(error: RequestValidationError, request: Request) -> HttpError:
-    """Return the error of the body. Fields that are not known here do not hide what is wrong with the others."""
+    """Return the error of the body. In a small body, fields that are not known here do not hide what is wrong with the
+    others."""
     path, body = request.url.path, error.body
     found = [_from_fields(error.errors(), body, path)]
-    while found[-1].code in NOT_HERE and isinstance(body, dict) and found[-1].param in body and len(found) < MAX_TOLD:
+    num_bytes = int(request.headers.get("content-length", http_limits.MAX_HTTP_BODY_BYTES))
+    most = MAX_TOLD if num_bytes <= http_limits.SMALL_HTTP_BODY_BYTES else 1
+    while found[-1].code in NOT_HERE and isinstance(body, dict) and found[-1].param in body and len(found) < most:
         body = {name: value for name, value in body.items() if name != found[-1].param}
         _, errors = request.scope["route"].body_field.validate(body, loc=("body",))
         if not errors:

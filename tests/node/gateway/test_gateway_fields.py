@@ -210,11 +210,12 @@ def test_fields_without_an_effect_on_the_answer_are_accepted(path: str) -> None:
 
 @pytest.mark.parametrize("path", PLAIN)
 def test_fields_that_are_not_known_do_not_hide_what_is_wrong_with_others(path: str) -> None:
-    [error, many] = _errors(
+    [error, many, large] = _errors(
         path,
         [
             {"top_p": "x", "foo": 1, "temprature": 1, "guided_regex": "x"},
             {"top_p": "x", **{f"unknown{number}": 1 for number in range(9)}},
+            {"top_p": "x", "foo": 1, "user": "x" * http_limits.SMALL_HTTP_BODY_BYTES},
         ],
     )
     assert (error["code"], error["param"]) == ("unsupported_parameter", "guided_regex")
@@ -225,6 +226,7 @@ def test_fields_that_are_not_known_do_not_hide_what_is_wrong_with_others(path: s
         "top_p: it is 'x', and not a number"
     )
     assert many["message"].count("unknown parameter") == MAX_TOLD
+    assert large["message"] == "unknown parameter 'foo': leave it out"  # to look further takes too long
 
 
 @pytest.mark.parametrize("path", PLAIN)

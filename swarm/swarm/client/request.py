@@ -245,9 +245,9 @@ class TextClient(ABC, Generic[A]):
         Token with the whole text. If no server has room for a longer answer, the last Token has the reason "length" and
         the `token_id` -1. If a server dies while others hold its blocks, the answer only pauses, and no token
         changes. The call raises ConfigError for invalid values and TypeError for an unknown keyword. Iterating raises
-        ConfigError for an unknown model or a prompt over the context, NoChain (a SessionError) if blocks are missing or
-        were lost, its subclass NoRoom if their servers are full, PeerError if nobody answers, and SessionError for an
-        answer that takes over `timeout_s`.
+        ConfigError for an unknown model or a prompt over the context or over every server's cache, NoChain (a
+        SessionError) if blocks are missing or were lost, its subclass NoRoom if their servers are full, PeerError if
+        nobody answers, and SessionError for an answer that takes over `timeout_s`.
         """
         if not isinstance(sampling, SamplingParams | None):
             raise ConfigError(f"sampling is {sampling!r:.80}", remedy="use SamplingParams(temperature=0.7, …)")

@@ -114,6 +114,7 @@ def test_quieten_libraries_takes_their_handlers(capsys: pytest.CaptureFixture[st
 
 def test_quieten_imports_keeps_warnings_of_transformers_off_the_terminal() -> None:
     code = (
+        "import sys; sys.modules['torch'] = None; "  # its import takes most of the time, and says nothing
         "from swarm_node import diagnostics; diagnostics.quieten_imports(); from transformers import AutoConfig; "
         "AutoConfig.for_model('llama', vocab_size=256, bos_token_id=300)"
     )

@@ -8,7 +8,7 @@ trained here, and only runs whose data is on this machine and whose state fits i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -160,28 +160,28 @@ async def _serving(node: Node, need: ModelNeed) -> Work:
     return ModelServing(node, model, need.name, numbered=True, dtype=dtype, published=published).until_leaving
 
 
-def _origin(need: ModelNeed, trained: Path, published: PublishedManifest | None) -> tuple[Path | HubId, Dtype]:
-    """Return a source of the weights that the servers have, and their dtype. Blocks. Raises ConfigError.
-
-    The files of a published model are checked when they are read, so its name on the hub may differ.
-    """
-    if published is not None:
-        hub_models = [model for model in map(parse_model, need.sources) if isinstance(model, HubId)]
-        dtypes = [dtype for dtype in DTYPES if published.revision(dtype) == need.revision]
-        if hub_models and dtypes:
-            return hub_models[0], dtypes[0]
+def _sources(
+    need: ModelNeed, trained: Path, published: PublishedManifest | None
+) -> Iterator[tuple[Path | HubId, Callable[[Dtype], str]]]:
+    """Yield the sources that may have the weights, each with the function that returns its revision in a dtype."""
+    hub_models = [model for model in map(parse_model, need.sources) if isinstance(model, HubId)]
+    if published is not None and hub_models:
+        # the files of a published model are checked when they are read, so its name on the hub may differ
+        yield hub_models[0], published.revision
     if (trained / "config.json").is_file():
-        files = open_model(trained)
-        for dtype in DTYPES:
-            if files.revision(dtype) == need.revision:
-                return trained, dtype
-    for source in need.sources:
-        model = parse_model(source)
+        yield trained, open_model(trained).revision
+    for model in hub_models:
         # servers make the name and the digest up alike, and a branch may have other weights tomorrow
-        if isinstance(model, HubId) and model.name == need.name and is_commit(model.revision):
-            for dtype in DTYPES:
-                if hub_revision(model.revision, dtype) == need.revision:
-                    return model, dtype
+        if model.name == need.name and is_commit(model.revision):
+            yield model, partial(hub_revision, model.revision)
+
+
+def _origin(need: ModelNeed, trained: Path, published: PublishedManifest | None) -> tuple[Path | HubId, Dtype]:
+    """Return a source of the weights that the servers have, and their dtype. Blocks. Raises ConfigError."""
+    for source, revision_of in _sources(need, trained, published):
+        for dtype in DTYPES:
+            if revision_of(dtype) == need.revision:
+                return source, dtype
     raise ConfigError(
         "its servers have it from their own directories, and name no hub",
         remedy="name a directory with the model: --model DIR",

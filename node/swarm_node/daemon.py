@@ -17,14 +17,13 @@ from contextlib import suppress
 from functools import partial
 
 import uvloop
-from swarm.network.clock_watch import CLOCK_S, ClockWatch, clock_skews_s
+from swarm.network.greeting_watch import CLOCK_S, ClockWatch, VersionWatch, clock_skews_s
 from swarm.network.libp2p.greeting import off_by
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback
 from swarm.network.suspension import SuspensionWatch
 from swarm.network.traffic import Traffic, TrafficLimits
-from swarm.network.version_watch import VersionWatch
 from swarm.threads import in_own_thread
 from swarm_protocol import limits
 from swarm_protocol.control_messages import LeaveReply, LeaveRequest, StatusReply, StatusRequest

@@ -26,12 +26,12 @@ from swarm_protocol.errors import ConfigError, PeerUnreachable, StartError, Swar
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
-from swarm.network.clock_watch import NUM_ASKED, ask_greetings
 from swarm.network.dht.own_records import AddressNews, OwnRecords
 from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.local_discovery import LocalDiscovery, LocalPeers, local_addrs
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
+from swarm.network.greeting_watch import NUM_ASKED, ask_greetings
 from swarm.network.identity_check import start_host
 from swarm.network.interface import SigningNetwork, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.connection_limit import ConnectionLimit

@@ -1,20 +1,26 @@
-"""A running node compares its clock with those of its peers."""
+"""A running node compares its clock and its protocol version with those of its peers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 from support.network_worlds import eventually, libp2p_node
 from swarm.network import libp2p_network
-from swarm.network.clock_watch import ClockWatch, ask_greetings, clock_skews_s
+from swarm.network.greeting_watch import ClockWatch, VersionWatch, ask_greetings, clock_skews_s
 from swarm.network.libp2p.greeting import Greeting, hello_of
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.limits import MAX_CLOCK_SKEW_S
+from swarm_protocol.version import PROTOCOL_VERSION
+
+SAME = hello_of("swarm")
+NEWER = replace(SAME, protocol_version=PROTOCOL_VERSION + 1)
+OLDER = replace(SAME, protocol_version=PROTOCOL_VERSION - 1)
 
 
 def test_wrong_clock_is_reported_once_and_so_is_its_correction() -> None:
@@ -77,3 +83,19 @@ def test_bug_in_a_greeting_is_not_taken_for_a_peer_that_does_not_answer() -> Non
 
     with pytest.raises(LookupError):
         asyncio.run(ask_greetings(MagicMock(**{"gate.greet": greet}), ["a"], "swarm"))
+
+
+def test_other_versions_are_reported_once_each_way() -> None:
+    watch = VersionWatch()
+    assert watch.look([]) is None
+    assert watch.look([SAME]) is None
+    assert watch.look([OLDER]) == OLDER
+    assert watch.look([OLDER]) is None
+    assert watch.look([OLDER, NEWER, SAME]) == NEWER
+    assert watch.look([NEWER]) is None
+
+
+def test_other_version_of_a_minority_is_not_reported() -> None:
+    watch = VersionWatch()
+    assert watch.look([NEWER, SAME, SAME]) is None
+    assert watch.look([NEWER, SAME]) == NEWER

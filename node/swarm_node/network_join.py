@@ -7,13 +7,12 @@ that name each other meet. A seed starts alone instead, and the network's `parti
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-from swarm.ended_tasks import end_tasks
+from swarm.ended_tasks import unless
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.network_entry import NobodyReached
@@ -55,7 +54,7 @@ async def join_network(
             try:
                 options = _options(config, home, role)
                 options = replace(options, patience_s=PATIENCE_S) if told else options
-                network = await _created(options, traffic, shutdown)
+                network = await unless(shutdown.leaving, Libp2pNetwork.create(options, traffic))
             except NobodyReached as error:
                 if not told:
                     await while_waiting.enter_async_context(role.waiting())
@@ -73,17 +72,6 @@ async def join_network(
                     kept_invitation.keep(home, config.invite)
                 return network
     return None
-
-
-async def _created(options: Libp2pOptions, traffic: Traffic, shutdown: Shutdown) -> Libp2pNetwork | None:
-    """Return the network, or None if the node is told to leave first."""
-    creating = asyncio.create_task(Libp2pNetwork.create(options, traffic))
-    leaving = asyncio.create_task(shutdown.leaving.wait())
-    try:
-        await asyncio.wait((creating, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return creating.result() if creating.done() else None
-    finally:
-        await end_tasks(creating, leaving)
 
 
 def _options(config: Config, home: Home, role: NodeRole) -> Libp2pOptions:

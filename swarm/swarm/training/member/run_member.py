@@ -28,7 +28,7 @@ from swarm_protocol.records import RoundReport, TrainerRecord, TrainerState
 from swarm_protocol.run_credentials import RunCredential, RunInvitation, credential_of, grant_of
 from torch import Tensor
 
-from swarm.ended_tasks import end_tasks
+from swarm.ended_tasks import unless
 from swarm.evidence_folder import EvidenceFolder, EvidenceStore
 from swarm.network.interface import FailpointHook, Network, no_failpoints
 from swarm.network.membership import Membership
@@ -219,7 +219,7 @@ class RunMember:
         steps = await self._open()
         replica = steps.context.replica
         async with asyncio.TaskGroup() as background:
-            if (members := await self._join_unless_stopped(steps)) is not None:
+            if (members := await unless(self._stopping, self._join(steps))) is not None:
                 asking = background.create_task(steps.convictions.ask(members), name="ask who is banned")
                 if replica.outer_step == 0:
                     await self._held_out.now(replica.current)
@@ -321,17 +321,6 @@ class RunMember:
         await steps.open()
         await serve_run(self._network, self._run)
         return steps
-
-    async def _join_unless_stopped(self, steps: OuterSteps) -> list[str] | None:
-        """Return what `_join` does; None if this member is told to stop before that."""
-        joining = asyncio.create_task(self._join(steps), name="join")
-        stopping = asyncio.create_task(self._stopping.wait(), name="stopping")
-        try:
-            await asyncio.wait((joining, stopping), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stopping.cancel()
-            await end_tasks(joining)
-        return None if joining.cancelled() else joining.result()
 
     async def _join(self, steps: OuterSteps) -> list[str]:
         """Catch up with the run, and return the members to ask for convicted ones. The run's checkpoint is loaded only

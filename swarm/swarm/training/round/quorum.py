@@ -190,28 +190,29 @@ def lock_complaint(group: Group) -> str:
 
 def disagreement(
     mine: Outcome, votes: Mapping[str, Vote], owners: tuple[str, ...], deciding: Collection[str]
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the peers that votes differing from `mine` accuse, and the peers that such votes only make suspect.
+) -> tuple[str, ...]:
+    """Return the peers that votes differing from `mine` make suspect. They prove nothing against anyone.
 
     Only votes of `deciding` members count, as keys on probation cost nothing.
 
-    The owner of a part is accused if more than a third of them voted for another version of the part: one of these is
-    honest, so the owner sent different results. A member that has the same parts but another state is accused if fewer
-    members have that state than have the state of `mine`; otherwise `mine` may be the damaged one (see
-    `repair_if_damaged`). A vote that differs in other members' parts proves nothing: either the voter made it up, or an
-    owner sent it another result. If it did, one vote could turn all honest members against each other.
+    The owner of a part is suspect if more than a third of them voted for another version of the part. One of these is
+    honest, so the owner sent different results, or its backup sent a wrong one in its place. A member that has the same
+    parts but another state is suspect if fewer members have that state than have the state of `mine`; otherwise `mine`
+    may be the damaged one (see `repair_if_damaged`). Of a vote that differs in other parts, the voter is suspect:
+    either it made the vote up, or an owner sent it another result. One vote could otherwise turn all honest members
+    against each other.
     """
     differing = {peer: _owners_of_other_parts(mine, vote.outcome, owners) for peer, vote in votes.items()}
     counts = Counter(owner for peer, differ in differing.items() if peer in deciding for owner in differ)
-    accused = {owner for owner, count in counts.items() if 3 * count > len(deciding)}
-    suspects = {peer for peer, differ in differing.items() if differ - accused}
+    disputed = {owner for owner, count in counts.items() if 3 * count > len(deciding)}
+    suspects = disputed | {peer for peer, differ in differing.items() if differ - disputed}
     supporters = Counter(vote.outcome for peer, vote in votes.items() if peer in deciding)
-    accused |= {
+    suspects |= {
         peer
         for peer, vote in votes.items()
         if vote.outcome != mine and not differing[peer] and supporters[vote.outcome] < supporters[mine]
     }
-    return tuple(sorted(accused)), tuple(sorted(suspects - accused))
+    return tuple(sorted(suspects))
 
 
 def _owners_of_other_parts(mine: Outcome, other: Outcome, owners: tuple[str, ...]) -> set[str]:

@@ -342,12 +342,12 @@ def _no_quorum(state: RoundState, reason: str, now: float) -> Transition:
     assert mine is not None
     votes = valid_votes(state, "prepare")
     group = state.signed.group
-    accused, suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
+    suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
     voted = votes if state.phase == "preparing" else valid_votes(state, "commit")
     absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
     names = f"; no vote from {', '.join(map(short_id, absent))}" if absent else ""
-    state = suspect(blame(state, accused, suspects, "its part or vote differs"), suspects)
-    return leave_group(state, reason + names, (*absent, *accused, *suspects), now)
+    state = suspect(blame(state, (), suspects, "its part or vote differs"), suspects)
+    return leave_group(state, reason + names, (*absent, *suspects), now)
 
 
 def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Transition:

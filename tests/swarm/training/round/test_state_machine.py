@@ -31,6 +31,7 @@ from support.round_scripts import (
     locked,
     member_commits,
     outcome,
+    owner_gives_different_results,
     play,
     ready,
     resuming,
@@ -538,6 +539,14 @@ def test_made_up_vote_and_a_missing_one_have_no_honest_member_accused() -> None:
     assert any(isinstance(each, GiveUp) for each in actions)
     assert not state.faults.accused
     assert set(state.faults.unreachable) == {liar}
+
+
+def test_owner_of_a_part_with_two_results_is_left_out_of_one_attempt_and_not_accused() -> None:
+    """Its backup may have sent the other one in its place. Accusations last, and would keep it out of the run."""
+    _, script = owner_gives_different_results()
+    state, _ = run(script)
+    assert set(state.faults.unreachable) == {OTHERS[0]}
+    assert not state.faults.accused
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ from swarm.training.state.certificate import RunSignatures, Sealed
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm_compression import get_codec
-from swarm_protocol.errors import PeerUnreachable, RoundError, SwarmError
+from swarm_protocol.errors import PeerUnreachable, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.proof_messages import Evidence, WrongReduction
 from swarm_protocol.reduction_messages import AuditDraw, AuditedSlice, PartStatement, ReduceOpening
@@ -685,6 +685,38 @@ def test_owner_is_not_accused_of_the_result_that_its_lying_backup_gave(monkeypat
             assert member.trainer._steps is not None
             assert owner not in member.trainer._steps._accused
         assert lies
+
+    virtual_time.run(main())
+
+
+def test_peer_that_a_liar_names_to_a_backup_in_need_of_its_slices_is_not_accused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("m0", "m1", "m2", "liar")
+    liar = identity_of("liar").peer_id
+    peers = sorted(identity_of(name).peer_id for name in names)
+    owner, backup, victim = (peers[(peers.index(liar) + ahead) % 4] for ahead in (2, 3, 1))
+    answer, accept, named = Auditing.answer, Butterfly.accept, list[str]()
+
+    async def refuse(self: Auditing, part: int, stream: Stream) -> None:
+        if self._streams.me == owner:
+            raise RoundError("it is busy")
+        await answer(self, part, stream)
+
+    async def name_another(self: Butterfly, peer: str, opening: ReduceOpening, stream: Stream) -> None:
+        if (self.streams.me, peer, opening.kind) == (liar, backup, "slices"):
+            named.append(victim)
+            raise PeerViolation("it lied", peer_id=victim)
+        await accept(self, peer, opening, stream)
+
+    monkeypatch.setattr(Auditing, "answer", refuse)
+    monkeypatch.setattr(Butterfly, "accept", name_another)
+
+    async def main() -> None:
+        for member in await finished_beside("liar"):
+            assert member.trainer._steps is not None
+            assert victim not in member.trainer._steps._accused
+        assert named
 
     virtual_time.run(main())
 

@@ -214,15 +214,14 @@ class Auditing:
         """Ask `maker` for the slices of drawn leaves, and add them to `shown`. Raises PeerViolation and PeerError."""
         opening, first = self._streams.opening("audit", case.part), part_leaves(self._group, case.part).start
         try:
-            async with asyncio.timeout(self._limit_s), self._streams.open(maker, opening) as stream:
-                with blamed(maker):
+            with blamed(maker):
+                async with asyncio.timeout(self._limit_s), self._streams.open(maker, opening) as stream:
                     self._check(maker, case, await stream.receive())
                     case.drawn = case.drawn or draw_audited_leaves(case.magnitudes, num_draws, self._chance)
                     for index in case.drawn:
                         await self._streams.send(stream, AuditDraw(leaf=first + index).to_bytes())
                     await stream.finish()
-                for index in case.drawn:
-                    with blamed(maker):
+                    for index in case.drawn:
                         shown[index] = await self._slices(stream, maker)
         except TimeoutError:
             raise PeerTimeout("it does not answer the audit", peer_id=maker) from None

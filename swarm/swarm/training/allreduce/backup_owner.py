@@ -22,7 +22,7 @@ from swarm_protocol.reduction_messages import ReduceOpening
 from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.committed_slices import MadePart, proved
 from swarm.training.allreduce.part_reduction import PartReducer
-from swarm.training.allreduce.part_streams import FrameInbox, PartStreams
+from swarm.training.allreduce.part_streams import FrameInbox, PartStreams, blamed
 from swarm.training.allreduce.parts import PartResult, UndecodableSlice
 
 logger = logging.getLogger(__name__)
@@ -192,7 +192,8 @@ class BackupOwner:
             return bytes(await self._streams.encoded(self._part.frames[index]))
         try:
             if peer != self._part.owner:
-                return await self._streams.expect(peer, self._inboxes[peer], self._limit_s)
+                with blamed(peer):
+                    return await self._streams.expect(peer, self._inboxes[peer], self._limit_s)
             async with asyncio.timeout(self._limit_s):
                 await self._streams.while_not_silent(peer, self._part.wait_for_kept(index + 1))
         except TimeoutError:

@@ -195,9 +195,8 @@ class AuthorVisit:
 
     def _can_seat(self, num_proven: int, outer_step: int) -> bool:
         """Return whether `num_proven` members and newcomers can be enough for the step after `outer_step`."""
-        config, rule = self._run.config, self._run.config.probation
-        num_seats = rule.num_seats(config.max_group, num_proven)
-        return not rule.of_newcomer(outer_step) or num_proven + num_seats >= config.min_group
+        config = self._run.config
+        return num_proven >= config.probation.num_proven_needed(config.min_group, config.max_group, outer_step)
 
     def _tell_unsigned(self, situation: RunSurvey) -> None:
         """Say that nothing was signed. If enough members are alive, also say that no order is needed.

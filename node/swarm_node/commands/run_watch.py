@@ -12,7 +12,6 @@ from statistics import median, median_high
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.training.outside.observer import Observer, shortage_of
-from swarm.training.round.quorum import Succession
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import load_signed_run
 from swarm.training.run.signed_run import SignedRun
@@ -195,7 +194,7 @@ class RunWatcher:
     def _report_waiting(self, members: Mapping[str, TrainerRecord]) -> None:
         """Print what the run waits for: again when that changes, and when the wait has become twice as long."""
         now_s = asyncio.get_running_loop().time()
-        shortage = shortage_of(Succession.of(self._run.config), self._observer.roster, members)
+        shortage = shortage_of(self._run.config, self._observer.outer_step, self._observer.roster, members)
         if shortage is None or self._finished or not members:
             self._waits_since_s, self._waits_for = None, ""
             return

@@ -12,7 +12,6 @@ from typing import Literal
 from swarm.network.link_diagnosis import SlowLink
 from swarm.training.evidence.bans import Ban
 from swarm.training.outside.observer import CommittedStep, Shortage, shortage_of
-from swarm.training.round.quorum import Succession
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm_protocol.identity import short_id
@@ -83,7 +82,7 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
     outer_step, digest = _newest(facts, members)
     at_step = [record for record in members.values() if record.outer_step == outer_step and record.digest]
     config, newest = facts.file.config if facts.file else None, facts.newest
-    shortage = shortage_of(Succession.of(config), facts.roster, members) if config else None
+    shortage = shortage_of(config, outer_step, facts.roster, members) if config else None
     state = _state(facts, members, outer_step, is_short=shortage is not None)
     losses = tuple(step.loss for step in facts.steps[-MAX_LOSSES:])
     return RunView(

@@ -26,6 +26,7 @@ from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
 from swarm.training.evidence.bans import MAX_IGNORED, Ban, Bans, UnprovenToOutsiders, Verdict
 from swarm.training.round.quorum import Succession, presence
+from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import (
     Anchor,
@@ -288,7 +289,8 @@ class Shortage:
 
     A step needs `num_needed` members, of which `num_ready` are there. Of the last step's members it needs
     `num_roster_needed`; `num_roster_ready` are there, and `missing` are not. Newcomers cannot replace these: if they
-    are gone for good, only an order of the run's author helps (see `outside.resume`).
+    are gone for good, only an order of the run's author helps (see `outside.resume`). A step also needs
+    `num_proven_needed` proven members, since newcomers on probation have few seats beside them.
     """
 
     num_ready: int
@@ -297,11 +299,17 @@ class Shortage:
     num_roster_needed: int
     missing: tuple[str, ...]
     num_joining: int
+    num_proven_needed: int = 0
 
     @property
     def is_of_roster(self) -> bool:
         """True if too few of the last step's members are there, so that newcomers alone do not help."""
         return self.num_roster_ready < self.num_roster_needed
+
+    @property
+    def is_of_seats(self) -> bool:
+        """True if newcomers do not help because they have too few seats."""
+        return not self.is_of_roster and self.num_roster_ready < self.num_proven_needed
 
     def words(self, name_of: Callable[[str], str]) -> str:
         """Return in words how many of the needed members are there, and who is missing; `name_of` names a peer."""
@@ -309,9 +317,12 @@ class Shortage:
         if self.is_of_roster:
             counts = self.num_roster_ready, self.num_roster_needed
         text = presence(*counts, of_roster=self.is_of_roster)
+        if self.is_of_seats:
+            text = f"newcomers on probation have too few seats beside proven members: {self.num_roster_ready} of the "
+            text += f"{self.num_proven_needed} that a step needs {'is' if self.num_roster_ready == 1 else 'are'} there"
         if self.num_joining:
             text += f", {self.num_joining} joining"
-        if self.is_of_roster:
+        if self.is_of_roster or (self.is_of_seats and self.missing):
             text += f"; missing: {first_few(self.missing, MAX_NAMED, name_of)}"
         return text
 
@@ -323,18 +334,27 @@ class Shortage:
                 "if they are gone for good, the run's author can let the others go on: "
                 "swarm-node run resume FILE --peers ADDR"
             )
+        if self.is_of_seats:
+            return "the run's author can name newcomers: swarm-node run resume FILE --peers ADDR --members LIST"
         return "" if self.num_joining else "it goes on once another node joins: swarm-node join --run FILE --peers ADDR"
 
 
-def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[str, TrainerRecord]) -> Shortage | None:
-    """Return why the run of `members` cannot take its next step; None if enough are ready.
+def shortage_of(
+    config: RunConfig, outer_step: int, roster: Sequence[str], members: Mapping[str, TrainerRecord]
+) -> Shortage | None:
+    """Return why the run of `members` cannot take the step after `outer_step`; None if enough are ready.
 
-    `roster` are the members of the last step, empty before the first. A member that has finished counts as ready.
+    `roster` are the members of the last step, empty before the first; all others count as newcomers. A member that has
+    finished counts as ready.
     """
+    succession = Succession.of(config)
+    num_proven_needed = 0
+    if roster:
+        num_proven_needed = config.probation.num_proven_needed(config.min_group, config.max_group, outer_step)
     ready = {peer for peer, record in members.items() if record.state in {"training", "finished"}}
     present = ready & set(roster)
     num_roster_needed = succession.num_enough(roster, present)
-    if len(ready) >= succession.min_group and len(present) >= num_roster_needed:
+    if len(ready) >= succession.min_group and len(present) >= max(num_roster_needed, num_proven_needed):
         return None
     return Shortage(
         num_ready=len(ready),
@@ -343,4 +363,5 @@ def shortage_of(succession: Succession, roster: Sequence[str], members: Mapping[
         num_roster_needed=num_roster_needed,
         missing=tuple(sorted(set(roster) - ready)),
         num_joining=sum(record.state == "joining" for record in members.values()),
+        num_proven_needed=num_proven_needed,
     )

@@ -150,11 +150,10 @@ def surplus_newcomers(setup: RoundSetup, seated: Sequence[str], fit: Mapping[str
 def lack_of_seats(setup: RoundSetup, ready: Collection[Contribution | Ready]) -> str:
     """Return why the members that are `ready` make no group, if no newcomers can help, since these have too few seats
     beside so few proven members; else return an empty string."""
-    rule, fewest = setup.standings.rule, setup.succession.min_group
-    num_proven = sum(not each.steps_left for each in ready)
-    if not rule.of_newcomer(setup.standings.outer_step) or num_proven + num_seats(setup, num_proven) >= fewest:
+    fewest, num_proven = setup.succession.min_group, sum(not each.steps_left for each in ready)
+    enough = setup.standings.rule.num_proven_needed(fewest, setup.max_group, setup.standings.outer_step)
+    if num_proven >= enough:
         return ""
-    enough = next(num for num in range(num_proven, fewest + 1) if num + num_seats(setup, num) >= fewest)
     return (
         f"{presence(len(ready), fewest, of_roster=False, how='ready')} (proven: {num_proven}), and newcomers on "
         f"probation have no more seats beside these (seats: {num_seats(setup, num_proven)}): the run waits until "

@@ -141,6 +141,13 @@ class Probation:
             return max_group
         return max(1, min(int(self.share * max_group), num_proven // 2))
 
+    def num_proven_needed(self, min_group: int, max_group: int, outer_step: int) -> int:
+        """Return how many proven members a group of `min_group` needs after `outer_step`, as newcomers have seats for
+        the others."""
+        if not self.of_newcomer(outer_step):
+            return 0
+        return next(num for num in range(min_group) if num + self.num_seats(max_group, num) >= min_group)
+
     def weights(self, members: Sequence[Contribution]) -> list[int]:
         """Return the weight of each of `members`. That of a proven member without followers is its tokens.
 

@@ -20,6 +20,7 @@ from swarm_protocol.training_messages import Ready, ReadyReply
 from swarm.training.round.group_members import (
     NO_SEAT,
     NOT_ADMITTED,
+    accused_members,
     contribution_to_report,
     form_group,
     lack_of_seats,
@@ -48,13 +49,12 @@ from swarm.training.standing.standings import grants_in
 
 GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0
-"""The grace is this share of an interval, at most MAX_GRACE_S. Slower members are waited for that long, since they
-would otherwise lose the work of a whole interval. It is not longer, because the coordinator also waits that long for
-members that are gone without a word."""
+"""The grace is this share of an interval, at most MAX_GRACE_S. Slower members would otherwise lose the work of a whole
+interval. It is not longer, because the coordinator also waits that long for members that are gone without a word."""
 
 MAX_LONE_MOVES = 3
-"""Maximum moves in one step to an attempt that too few members have reached for one of them to be honest. They save
-time when a coordinator dies or after a partition; without them, members still meet."""
+"""Maximum moves in one step to an attempt that too few members have reached for one of them to be honest. They only
+save time."""
 
 FOLLOWS = "another member brings its work"
 CONVICTED = "evidence convicts it of a lie"
@@ -240,17 +240,15 @@ def _coordinate(state: RoundState, now: float) -> Transition:
     grace_until = state.timers.grace_until
     if grace_until is not None and now < grace_until and not (state.mine and _is_complete(state)):
         return state, []
-    if not _has_electors(state, _ready_members(state), now):
-        return _wait_for_electors(state, now)
-    return _form(state, now)
+    # if all are here, and others' accusations alone leave too few, waiting does not help
+    fit = _ready_members(state) if absent_members(state) else _current_reports(state).keys() - state.faults.failed
+    return _form(state, now) if _has_electors(state, fit | {state.setup.me}, now) else _wait_for_electors(state, now)
 
 
 def _is_refused(state: RoundState) -> bool:
     """Return whether the run refuses this member with the credentials that it can show."""
-    standings, me = state.setup.standings, state.setup.me
-    if not standings.entrance.required:
-        return False
-    return standings.refuses(me, grants_in(contribution_to_report(state.setup, state.mine).credentials).get(me))
+    setup, me = state.setup, state.setup.me
+    return setup.standings.refuses(me, grants_in(contribution_to_report(setup, state.mine).credentials).get(me))
 
 
 def _stand_aside(state: RoundState, now: float) -> Transition:
@@ -326,7 +324,9 @@ def _current_reports(state: RoundState) -> dict[str, Ready]:
 
 def _ready_members(state: RoundState) -> set[str]:
     """Return this member, and those that have reported to this attempt, except for those that it will leave out."""
-    return (_current_reports(state).keys() - state.faults.failed) | {state.setup.me}
+    setup, reports = state.setup, _current_reports(state)
+    accusations = {peer: each.accused for peer, each in reports.items()} | {setup.me: tuple(state.faults.failed)}
+    return (reports.keys() | {setup.me}) - accused_members(setup, state.attempt, accusations)
 
 
 def absent_members(state: RoundState) -> tuple[str, ...]:

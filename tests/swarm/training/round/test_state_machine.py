@@ -458,6 +458,20 @@ def test_coordinator_waits_for_others_in_place_of_a_member_that_it_will_leave_ou
     assert liar not in sign.group.peer_ids
 
 
+def test_coordinator_waits_for_others_in_place_of_a_member_that_others_accuse() -> None:
+    liar, newcomer = OTHERS[0], Identity(b"n" * 32).peer_id
+    state = machine.begin(setup(COORDINATOR, min_group=4), accused={})
+    for peer in (ME, OTHERS[1]):
+        state, _ = machine.step(state, Reported(peer=peer, ready=ready(accused=(liar,))), 0.0)
+    state, _ = machine.step(state, Reported(peer=liar, ready=ready()), 0.0)
+    state, actions = machine.step(state, OFFER, 0.1)
+    assert (state.phase, actions) == ("forming", [])
+    report = ready(num_tokens=0, num_samples=0)
+    state, (sign,) = machine.step(state, Reported(peer=newcomer, ready=report), 0.2)
+    assert isinstance(sign, Sign)
+    assert set(sign.group.peer_ids) == {COORDINATOR, ME, OTHERS[1], newcomer}
+
+
 def test_coordinator_forms_the_group_without_its_own_work_when_its_interval_takes_long() -> None:
     script: Script = [(0.0, Reported(peer=peer, ready=ready())) for peer in (ME, *OTHERS)]
     state, actions = run([*script, (1.0, Tick()), (2.0, Tick())], setup(COORDINATOR))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import short_id
@@ -31,7 +30,6 @@ from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
 from swarm.training.round import state_machine
-from swarm.training.round.group_members import num_demotable
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import RoundSetup, rest_after
@@ -168,10 +166,7 @@ class OuterSteps:
         for peer in await self.convictions.lapse():
             self._accused.pop(peer, None)
         started, before = asyncio.get_running_loop().time(), context.replica.digest
-        setup = setup_of(context)
-        setup = replace(
-            setup, demoted=setup.standings.to_demote(self.convictions.peers)[: num_demotable(setup.max_group)]
-        )
+        setup = setup_of(context, self.convictions.peers)
         start, begins_at = self._audits.begins_at(), self._effects.begins_at()
         driver = self._driver_of(setup, intervals, background, started)
         certificate = await self._drive(driver, intervals.interval_s)

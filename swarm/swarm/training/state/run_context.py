@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -23,6 +23,7 @@ from swarm.threads import in_executor
 from swarm.training.allreduce.part_streams import SLICES_SHARE
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import SLOWEST_MEMBER_BYTES_PER_S, BandwidthMeter, PeerConnections
+from swarm.training.round.group_members import num_demotable
 from swarm.training.round.promise import Promise, PromiseStore
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
@@ -74,8 +75,9 @@ class RunContext(ProofReader):
         return self.residuals.of(self.replica.fragment(step)) if self.residuals else None
 
 
-def setup_of(context: RunContext) -> RoundSetup:
-    """Return the setup of the step that follows the replica's committed state."""
+def setup_of(context: RunContext, convicted: Collection[str]) -> RoundSetup:
+    """Return the setup of the step that follows the replica's committed state. `convicted` are the peers that this
+    member has banned."""
     replica, config = context.replica, context.replica.config
     step = replica.outer_step + 1
     fragment = replica.fragment(step)
@@ -97,6 +99,7 @@ def setup_of(context: RunContext) -> RoundSetup:
         held_out=replica.held_out,
         admission=config.only_named,
         credential=lasting(context.credential, context.network.now()),
+        demoted=replica.standings.to_demote(convicted)[: num_demotable(config.max_group)],
         revocation=_unknown(context),
         succession=Succession.of(config),
         max_group=config.max_group,

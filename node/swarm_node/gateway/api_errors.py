@@ -161,8 +161,11 @@ def _from_validation(error: RequestValidationError, request: Request) -> HttpErr
     others."""
     path, body = request.url.path, error.body
     found = [_from_fields(error.errors(), body, path)]
-    num_bytes = int(request.headers.get("content-length", http_limits.MAX_HTTP_BODY_BYTES))
-    most = MAX_TOLD if num_bytes <= http_limits.SMALL_HTTP_BODY_BYTES else 1
+    headers = request.headers
+    num_bytes = int(headers.get("content-length", http_limits.MAX_HTTP_BODY_BYTES))
+    # of a body in chunks, the declared length says nothing
+    is_small = num_bytes <= http_limits.SMALL_HTTP_BODY_BYTES and "transfer-encoding" not in headers
+    most = MAX_TOLD if is_small else 1
     while found[-1].code in NOT_HERE and isinstance(body, dict) and found[-1].param in body and len(found) < most:
         body = {name: value for name, value in body.items() if name != found[-1].param}
         _, errors = request.scope["route"].body_field.validate(body, loc=("body",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -227,6 +228,19 @@ def test_fields_that_are_not_known_do_not_hide_what_is_wrong_with_others(path: s
     )
     assert many["message"].count("unknown parameter") == MAX_TOLD
     assert large["message"] == "unknown parameter 'foo': leave it out"  # to look further takes too long
+
+
+def test_body_in_chunks_is_looked_through_once_whatever_length_it_declares() -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield json.dumps({**PLAIN["/completions"], "top_p": "x", "foo": 1}).encode()
+
+        headers = {"content-type": "application/json", "content-length": "9", "transfer-encoding": "chunked"}
+        url = f"{openai.base_url}completions"
+        error = (await openai._client.post(url, content=chunks(), headers=headers)).json()["error"]
+        assert error["message"] == "unknown parameter 'foo': leave it out"
+
+    converse(ScriptedClient(), conversation)
 
 
 @pytest.mark.parametrize("path", PLAIN)

@@ -61,7 +61,7 @@ class EvidenceFolder:
     def keep(self, peer_id: str, evidence: bytes) -> None:
         file = EvidenceFile(network_id=self._network_id, run=self._run, evidence=evidence)
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for left in self._folder.glob(".*.partial"):  # by a process that was killed
                 left.unlink()
             write_whole(self._path_of(peer_id), (file.to_bytes(),), is_flushed=True)

@@ -76,6 +76,7 @@ def test_folder_returns_its_network_s_evidence_and_removes_what_a_crash_left(tmp
     folder, data = ConvictedServersFolder(tmp_path / "here", "test"), against(LIAR, "test", 1e9)
     folder.keep(LIAR.peer_id, data)
     (kept,) = files_of_networks(tmp_path / "here")
+    assert kept.parent.stat().st_mode & 0o777 == 0o700
     (kept.parent / "broken.evidence").write_bytes(b"no evidence")
     assert folder.read() == [data]
     assert ConvictedServersFolder(tmp_path / "here", "another").read() == []

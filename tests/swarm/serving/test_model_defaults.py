@@ -67,6 +67,7 @@ def test_defaults_that_transformers_does_not_know_are_understood(llama_dir: Path
     [
         (b'{"do_sample": true, "temperature": 1e9}', "temperature is 1000000000.0"),
         (b'{"do_sample": true, "temperature": NaN}', "temperature is nan"),
+        (b'{"do_sample": true, "temperature": ' + b"9" * 400 + b"}", "temperature is 999"),
         (b'{"do_sample": true, "temperature": "hot"}', "temperature is 'hot'"),
         (b'{"do_sample": true, "top_p": 0}', "top_p is 0"),
         (b'{"do_sample": true, "top_k": 1.5}', "top_k"),

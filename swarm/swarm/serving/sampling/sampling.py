@@ -108,7 +108,7 @@ class Sampling:
             value = getattr(self, name)
             check_kind(value, name, kind)
             if not least <= value <= most:
-                raise ConfigError(f"{name} is {value}", remedy=remedy)
+                raise ConfigError(f"{name} is {value!s:.80}", remedy=remedy)
         self._check_ends()
         known = {token_id for token_id, bias in self.logit_bias if abs(bias) <= limits.MAX_BIAS}
         if len(known) != len(self.logit_bias) or len(known) > limits.MAX_BIASES or not _are_ids(known):

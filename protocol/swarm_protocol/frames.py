@@ -23,6 +23,7 @@ from swarm_protocol.session_frames import (
     AnswerTokens,
     CloseSequence,
     Commitment,
+    DraftText,
     Frame,
     LinkAck,
     LinkUpdate,
@@ -77,7 +78,7 @@ def num_bytes(frame: Frame) -> int:
     extra = 0
     if isinstance(frame, OpenSequence):
         extra = PAGE_KEY_BYTES * len(frame.page_keys) + _sampler_bytes(frame.sampler)
-    elif isinstance(frame, AnswerTokens):
+    elif isinstance(frame, AnswerTokens | DraftText):
         extra = len(frame.token_ids)
     elif isinstance(frame, Commitment):
         extra = len(frame.signed)
@@ -176,6 +177,7 @@ _KINDS: Mapping[str, type[Frame]] = MappingProxyType(
         "link": LinkUpdate,
         "hand": AllowHandover,
         "drawn": AnswerTokens,
+        "draft_text": DraftText,
         "close": CloseSequence,
         "ready": SequenceReady,
         "result": StepResult,

@@ -202,6 +202,11 @@ MAX_PAGE_KEYS = 2**16
 MAX_FRAMES = 256
 # A token carries the times of at most this many servers. In longer chains it carries those of the nearest ones.
 MAX_UPSTREAM = 16
+# A step has at most this many drafts beside the token that they follow. Sixteen rows still cost a pass little more than
+# one where reading the weights or the network takes the time.
+MAX_DRAFTS = 15
+# Drafts are looked for among this many tokens: what an answer repeats mostly stands in the last pages before it.
+MAX_DRAFT_TEXT_TOKENS = 2**15
 # A sequence learns of its neighbours with each server that joins or leaves the chain. No session meets as many changes.
 MAX_LINK_UPDATES = 2**20
 # A frame takes this much besides its rows: ids of 52, 16 and 16 bytes, names of 64 bytes, some numbers, the twenty

@@ -61,6 +61,10 @@ class Rows(Checked):
     def row_bytes(self) -> int:
         return row_bytes(self.codec, self.num_columns)
 
+    def first(self, num_rows: int) -> Rows:
+        """Return the first `num_rows`, in the same memory."""
+        return Rows.sized(self.codec, num_rows, self.num_columns, memoryview(self.payload))
+
     def without(self, num_rows: int) -> Rows:
         """Return all but the first `num_rows`, in the same memory."""
         if not num_rows:

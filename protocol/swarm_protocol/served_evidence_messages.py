@@ -131,6 +131,10 @@ class PositionDigests:
         self._begin(position)
         self._digests += digests
 
+    def cut(self, position: int) -> None:
+        """Drop the positions from `position` on."""
+        del self._digests[max(0, position - self.start) * POSITION_BYTES :]
+
     def between(self, start: int, end: int) -> bytes:
         """Return the digests of positions that are all there."""
         assert self.start <= start <= end <= self.end

@@ -35,6 +35,7 @@ FirstBlock: TypeAlias = Annotated[int, whole(limits.MAX_BLOCKS - 1)]
 StepMs: TypeAlias = Annotated[float, number(limits.MAX_STEP_MS)]
 Logprob: TypeAlias = Annotated[float, number(limits.MAX_LOGPROB, low=-limits.MAX_LOGPROB)]
 PageKey: TypeAlias = Annotated[bytes, sized(PAGE_KEY_BYTES)]
+NumDrafts: TypeAlias = Annotated[int, whole(limits.MAX_DRAFTS)]
 WantedOutput: TypeAlias = Literal["nothing", "last", "all", "token"]
 
 
@@ -192,6 +193,18 @@ class AnswerTokens(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftText(Checked):
+    """The last tokens of the session, for a new sequence of the last block, whose server may take drafts from them. No
+    frame answers it.
+
+    `token_ids` are 4 bytes each, little-endian.
+    """
+
+    sequence_id: SequenceId
+    token_ids: Annotated[bytes, partial(check_token_ids, most=limits.MAX_DRAFT_TEXT_TOKENS)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CloseSequence(Checked):
     """Frees the sequence. With `commit_to`, a Commitment to the positions before that answers it."""
 
@@ -217,7 +230,8 @@ class StepResult(Checked):
     relative to the root mean square of the rows. `passed_on` is set if the result is of single tokens that were pushed
     to the next server. Their times come with the last server's result, whose `upstream_ms` are the compute and queue
     times of the servers before, the nearest last, as far as they are known. `looped` is set if the token was pushed to
-    the first server. `num_links` is the number of LinkUpdates that the sequence had received when it pushed these rows.
+    the first server, and `drafted` if the servers have run it as the next input already. `num_links` is the number of
+    LinkUpdates that the sequence had received when it pushed these rows. The last `num_drafts` positions are drafts.
     """
 
     sequence_id: SequenceId
@@ -233,10 +247,16 @@ class StepResult(Checked):
     looped: bool = False
     num_links: Annotated[int, whole(limits.MAX_LINK_UPDATES)] = 0
     upstream_ms: Upstream = ()
+    drafted: bool = False
+    num_drafts: NumDrafts = 0
 
     def __post_init__(self) -> None:
         if self.rows is not None and self.rows.num_rows > self.position:
             raise ValueError(f"{self.rows.num_rows} rows of {self.position} positions")
+        if self.drafted and self.token is None:
+            raise ValueError("a draft is said to be right without the token that it is")
+        if self.num_drafts and (self.rows is None or self.rows.num_rows <= self.num_drafts):
+            raise ValueError(f"{self.num_drafts} drafts without the row of the token before them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +303,7 @@ class Push(Checked):
     server to the first.
 
     `source_id` is the sequence that pushes. `upstream_ms` are the compute and queue times of the servers so far, the
-    nearest last, as far as they are known.
+    nearest last, as far as they are known. The last `num_drafts` rows are drafts, which follow a single token.
     """
 
     client_peer_id: PeerId
@@ -294,9 +314,14 @@ class Push(Checked):
     rows: Rows
     source_id: SequenceId
     upstream_ms: Upstream = ()
+    num_drafts: NumDrafts = 0
 
     def __post_init__(self) -> None:
         _check_draw(self.want, self.draw)
+        if self.num_drafts and (self.draw is None or self.rows.num_rows != 1 + self.num_drafts):
+            raise ValueError(
+                f"{self.num_drafts} drafts in {self.rows.num_rows} rows, which follow no single drawn token"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,6 +344,7 @@ Frame: TypeAlias = (
     | LinkUpdate
     | AllowHandover
     | AnswerTokens
+    | DraftText
     | CloseSequence
     | SequenceReady
     | StepResult

@@ -17,6 +17,7 @@ from swarm_protocol.session_frames import (
     AnswerTokens,
     CloseSequence,
     Commitment,
+    DraftText,
     LinkAck,
     LinkUpdate,
     OpenSequence,
@@ -114,6 +115,7 @@ EXAMPLES: tuple[object, ...] = (
             ),
             AnswerTokens(sequence_id=SEQUENCE, token_ids=bytes(range(12))),
             AnswerTokens(sequence_id=OTHER_SEQUENCE, token_ids=b""),
+            DraftText(sequence_id=SEQUENCE, token_ids=bytes(range(8))),
         )
     ),
     Frames(
@@ -132,6 +134,8 @@ EXAMPLES: tuple[object, ...] = (
             ),
             StepResult(sequence_id=SEQUENCE, position=5, token=SampledToken(token_id=9), looped=True, num_links=3),
             StepResult(sequence_id=SEQUENCE, position=6, token=SampledToken(token_id=9, fingerprint=bytes(range(16)))),
+            StepResult(sequence_id=SEQUENCE, position=6, token=SampledToken(token_id=9), drafted=True),
+            StepResult(sequence_id=SEQUENCE, position=9, passed_on=True, rows=hidden("raw", 3, 36), num_drafts=2),
             LinkAck(sequence_id=SEQUENCE, num_links=3, position=5),
             CloseSequence(sequence_id=SEQUENCE, commit_to=6),
             Commitment(sequence_id=SEQUENCE, signed=bytes(range(40))),
@@ -144,6 +148,7 @@ EXAMPLES: tuple[object, ...] = (
             pushed(position=7, want="last", rows=hidden("int8", 2, 10)),
             pushed(position=9, want="token", draw=TokenDraw(ahead=40), rows=hidden("raw", 1, 12)),
             pushed(position=10, want="nothing", rows=hidden("raw", 1, 12), upstream_ms=((1.5, 0.25),)),
+            pushed(position=9, want="token", draw=TokenDraw(ahead=40), rows=hidden("raw", 4, 48), num_drafts=3),
             PushRefused(client_peer_id=PEER, sequence_id=SEQUENCE, position=7, failure=FAILURE),
         )
     ),

@@ -113,8 +113,7 @@ async def generate(sequence: EngineSequence, prompt: Sequence[int], num_tokens: 
     done = await sequence.step(ids(*prompt), Want.NOTHING, GREEDY)
     tokens = []
     while True:
-        assert done.token is not None
-        tokens.append(done.token.token_id)
+        tokens += [token.token_id for token in done.tokens]
         if len(tokens) == num_tokens:
             return tokens
         done = await sequence.step(ids(tokens[-1]), Want.NOTHING, GREEDY)

@@ -45,12 +45,14 @@ from swarm_protocol.rows import TOKENS, Rows, row_bytes
 from swarm_protocol.session_frames import (
     Frame,
     LinkAck,
+    Push,
     SampledToken,
     SequenceEnded,
     SequenceReady,
     ServerLeaving,
     StepRequest,
     StepResult,
+    TokenDraw,
 )
 
 T = TypeVar("T")
@@ -180,7 +182,8 @@ class SessionHistory:
             case ForgetRows():
                 self.messages.forget()
             case Repaired(repair):
-                self.messages.answer_tokens(repair.new)
+                for _, frame in self.messages.tokens_so_far(repair.new, self.state.pipeline.buffers[0]):
+                    self._send(frame)
             case TakeToken(token, goes_on):
                 self.messages.drawn.append(token.token_id)
                 if goes_on:
@@ -255,6 +258,8 @@ class SessionHistory:
             push_failed=chance.random() < 0.1,
             passed_on=chance.random() < 0.3,
             looped=is_last and chance.random() < 0.3,
+            drafted=token is not None and chance.random() < 0.2,
+            num_drafts=chance.randrange(min(num_rows, 3)) if rows is not None and chance.random() < 0.3 else 0,
             num_links=stage.link.num_updates if chance.random() < 0.8 else chance.randrange(3),
         )
 
@@ -299,6 +304,9 @@ class HeldSequence:
     def __init__(self, start: int, length: int) -> None:
         self.blocks, self.length = (start, NUM_BLOCKS), length
 
+    def room_for_drafts(self, position: int) -> int:
+        return max(0, min(7, self.max_tokens - position))
+
     def rewind(self, position: int) -> None:
         if not 0 <= position <= self.length:
             raise PeerViolation("it cannot begin there")
@@ -330,6 +338,22 @@ def step_request(chance: random.Random, length: int, right_codec: str) -> StepRe
     return StepRequest(sequence_id=bytes(16), position=position, want=want, forward=chance.random() < 0.5, rows=rows)
 
 
+def push_of(request: StepRequest, num_drafts: int) -> Push:
+    """Return what the previous server would push in place of the request: a token and drafts."""
+    rows = request.rows
+    payload = bytes(rows.payload)[: rows.row_bytes] * (1 + num_drafts)
+    return Push(
+        client_peer_id=PEERS[0],
+        sequence_id=request.sequence_id,
+        position=request.position,
+        want="token",
+        draw=TokenDraw(),
+        rows=Rows(codec=rows.codec, num_rows=1 + num_drafts, num_columns=rows.num_columns, payload=payload),
+        source_id=bytes(16),
+        num_drafts=num_drafts,
+    )
+
+
 def play_inbox(data: bytes) -> Mapping[str, int]:
     """Send a server's session what no honest client sends, while it computes some of it. Returns how often what
     happened. Raises AssertionError if more waits than may, or if bytes are counted that are not there."""
@@ -348,11 +372,15 @@ def play_inbox(data: bytes) -> Mapping[str, int]:
         on_taken=lambda position, rows: taken.append(position + rows.num_rows),
     )
     for _ in range(NUM_EVENTS):
-        request = step_request(chance, inbox.length, codec if sequence.blocks[0] else TOKENS)
+        position = chance.choice((inbox.length, inbox.firm_length))
+        request: StepRequest | Push = step_request(chance, position, codec if sequence.blocks[0] else TOKENS)
+        if chance.random() < 0.3:
+            request = push_of(request, chance.randrange(9))
+        before, num_taken = inbox.firm_length, len(taken)
         for frame in decoded(altered(request, chance, num_changes=chance.choice((0, 0, 1, 2)))):
             try:
-                if isinstance(frame, StepRequest):
-                    inbox.take(frame, forward=frame.forward)
+                if isinstance(frame, StepRequest | Push):
+                    inbox.take(frame, forward=isinstance(frame, StepRequest) and frame.forward)
             except SwarmError as error:
                 happened[type(error).__name__] += 1
         happened["steps"] += 1
@@ -361,8 +389,12 @@ def play_inbox(data: bytes) -> Mapping[str, int]:
             inbox.finish(at_once(inbox.next()))
         assert len(taken) - num_run <= MAX_INBOX
         assert backpressure.num_bytes <= max_bytes
-        assert inbox.length <= MAX_TOKENS
-    assert taken == sorted(set(taken)), "rows are taken once, in order"
+        assert inbox.firm_length <= inbox.length <= MAX_TOKENS
+        if len(taken) > num_taken:
+            happened["drafts"] += inbox.firm_length < inbox.length
+            assert num_taken == 0 or inbox.firm_length > before, "rows that are no drafts are taken once, in order"
+        else:
+            assert num_taken == 0 or inbox.firm_length == before
     inbox.close()
     assert backpressure.num_bytes == 0
     return happened

@@ -25,10 +25,10 @@ class ServingFleet:
         self._model = model
         self._numbers = count(1)
 
-    async def add(self, start: int, end: int) -> NodeState:
+    async def add(self, start: int, end: int, *options: str) -> NodeState:
         """Start a server of blocks `[start, end)`, which serves some seconds later."""
         name = f"node-{next(self._numbers)}"
-        await self.fleet.spawn(name, *self._join, "--blocks", f"{start}:{end}")
+        await self.fleet.spawn(name, *self._join, "--blocks", f"{start}:{end}", *options)
         return self.state.node(name)
 
     async def until_serving(self, *nodes: NodeState) -> None:

@@ -35,7 +35,8 @@ from swarm.serving.session.session_actions import (
     UpdateLink,
 )
 from swarm.serving.session.session_state import SessionState
-from swarm.serving.session.stage import Neighbours, Stage, StepReport, StepTimer
+from swarm.serving.session.stage import Neighbours, Stage, StepTimer
+from swarm.serving.session.step_reports import StepReport
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.session_frames import SampledToken, SequenceReady

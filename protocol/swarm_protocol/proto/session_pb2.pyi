@@ -13,7 +13,7 @@ class Frames(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused", "linked", "drawn", "committed")
+    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused", "linked", "drawn", "committed", "draft_text")
     class Rows(_message.Message):
         __slots__ = ("codec", "num_rows", "num_columns")
         CODEC_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +157,13 @@ class Frame(_message.Message):
         sequence_id: bytes
         token_ids: bytes
         def __init__(self, sequence_id: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
+    class DraftText(_message.Message):
+        __slots__ = ("sequence_id", "token_ids")
+        SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
+        TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+        sequence_id: bytes
+        token_ids: bytes
+        def __init__(self, sequence_id: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
     class CloseSequence(_message.Message):
         __slots__ = ("sequence_id", "commit_to")
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -174,7 +181,7 @@ class Frame(_message.Message):
         length: int
         def __init__(self, sequence_id: _Optional[bytes] = ..., max_step_tokens: _Optional[int] = ..., length: _Optional[int] = ...) -> None: ...
     class StepResult(_message.Message):
-        __slots__ = ("sequence_id", "position", "compute_ms", "queue_ms", "batch_size", "push_failed", "codec_error", "token", "rows", "passed_on", "upstream_ms", "looped", "num_links")
+        __slots__ = ("sequence_id", "position", "compute_ms", "queue_ms", "batch_size", "push_failed", "codec_error", "token", "rows", "passed_on", "upstream_ms", "looped", "num_links", "drafted", "num_drafts")
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
         COMPUTE_MS_FIELD_NUMBER: _ClassVar[int]
@@ -188,6 +195,8 @@ class Frame(_message.Message):
         UPSTREAM_MS_FIELD_NUMBER: _ClassVar[int]
         LOOPED_FIELD_NUMBER: _ClassVar[int]
         NUM_LINKS_FIELD_NUMBER: _ClassVar[int]
+        DRAFTED_FIELD_NUMBER: _ClassVar[int]
+        NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
         sequence_id: bytes
         position: int
         compute_ms: float
@@ -201,7 +210,9 @@ class Frame(_message.Message):
         upstream_ms: _containers.RepeatedScalarFieldContainer[float]
         looped: bool
         num_links: int
-        def __init__(self, sequence_id: _Optional[bytes] = ..., position: _Optional[int] = ..., compute_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., batch_size: _Optional[int] = ..., push_failed: _Optional[bool] = ..., codec_error: _Optional[float] = ..., token: _Optional[_Union[Frame.SampledToken, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., passed_on: _Optional[bool] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., looped: _Optional[bool] = ..., num_links: _Optional[int] = ...) -> None: ...
+        drafted: bool
+        num_drafts: int
+        def __init__(self, sequence_id: _Optional[bytes] = ..., position: _Optional[int] = ..., compute_ms: _Optional[float] = ..., queue_ms: _Optional[float] = ..., batch_size: _Optional[int] = ..., push_failed: _Optional[bool] = ..., codec_error: _Optional[float] = ..., token: _Optional[_Union[Frame.SampledToken, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., passed_on: _Optional[bool] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., looped: _Optional[bool] = ..., num_links: _Optional[int] = ..., drafted: _Optional[bool] = ..., num_drafts: _Optional[int] = ...) -> None: ...
     class LinkAck(_message.Message):
         __slots__ = ("sequence_id", "num_links", "position")
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -231,7 +242,7 @@ class Frame(_message.Message):
         within_s: float
         def __init__(self, within_s: _Optional[float] = ...) -> None: ...
     class Push(_message.Message):
-        __slots__ = ("client_peer_id", "sequence_id", "position", "want", "draw", "rows", "upstream_ms", "source_id")
+        __slots__ = ("client_peer_id", "sequence_id", "position", "want", "draw", "rows", "upstream_ms", "source_id", "num_drafts")
         CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +251,7 @@ class Frame(_message.Message):
         ROWS_FIELD_NUMBER: _ClassVar[int]
         UPSTREAM_MS_FIELD_NUMBER: _ClassVar[int]
         SOURCE_ID_FIELD_NUMBER: _ClassVar[int]
+        NUM_DRAFTS_FIELD_NUMBER: _ClassVar[int]
         client_peer_id: str
         sequence_id: bytes
         position: int
@@ -248,7 +260,8 @@ class Frame(_message.Message):
         rows: Frame.Rows
         upstream_ms: _containers.RepeatedScalarFieldContainer[float]
         source_id: bytes
-        def __init__(self, client_peer_id: _Optional[str] = ..., sequence_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., draw: _Optional[_Union[Frame.TokenDraw, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., source_id: _Optional[bytes] = ...) -> None: ...
+        num_drafts: int
+        def __init__(self, client_peer_id: _Optional[str] = ..., sequence_id: _Optional[bytes] = ..., position: _Optional[int] = ..., want: _Optional[str] = ..., draw: _Optional[_Union[Frame.TokenDraw, _Mapping]] = ..., rows: _Optional[_Union[Frame.Rows, _Mapping]] = ..., upstream_ms: _Optional[_Iterable[float]] = ..., source_id: _Optional[bytes] = ..., num_drafts: _Optional[int] = ...) -> None: ...
     class PushRefused(_message.Message):
         __slots__ = ("client_peer_id", "sequence_id", "position", "failure")
         CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -274,6 +287,7 @@ class Frame(_message.Message):
     LINKED_FIELD_NUMBER: _ClassVar[int]
     DRAWN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TEXT_FIELD_NUMBER: _ClassVar[int]
     open: Frame.OpenSequence
     step: Frame.StepRequest
     link: Frame.LinkUpdate
@@ -288,7 +302,8 @@ class Frame(_message.Message):
     linked: Frame.LinkAck
     drawn: Frame.AnswerTokens
     committed: Frame.Commitment
-    def __init__(self, open: _Optional[_Union[Frame.OpenSequence, _Mapping]] = ..., step: _Optional[_Union[Frame.StepRequest, _Mapping]] = ..., link: _Optional[_Union[Frame.LinkUpdate, _Mapping]] = ..., hand: _Optional[_Union[Frame.AllowHandover, _Mapping]] = ..., close: _Optional[_Union[Frame.CloseSequence, _Mapping]] = ..., ready: _Optional[_Union[Frame.SequenceReady, _Mapping]] = ..., result: _Optional[_Union[Frame.StepResult, _Mapping]] = ..., ended: _Optional[_Union[Frame.SequenceEnded, _Mapping]] = ..., leaving: _Optional[_Union[Frame.ServerLeaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.LinkAck, _Mapping]] = ..., drawn: _Optional[_Union[Frame.AnswerTokens, _Mapping]] = ..., committed: _Optional[_Union[Frame.Commitment, _Mapping]] = ...) -> None: ...
+    draft_text: Frame.DraftText
+    def __init__(self, open: _Optional[_Union[Frame.OpenSequence, _Mapping]] = ..., step: _Optional[_Union[Frame.StepRequest, _Mapping]] = ..., link: _Optional[_Union[Frame.LinkUpdate, _Mapping]] = ..., hand: _Optional[_Union[Frame.AllowHandover, _Mapping]] = ..., close: _Optional[_Union[Frame.CloseSequence, _Mapping]] = ..., ready: _Optional[_Union[Frame.SequenceReady, _Mapping]] = ..., result: _Optional[_Union[Frame.StepResult, _Mapping]] = ..., ended: _Optional[_Union[Frame.SequenceEnded, _Mapping]] = ..., leaving: _Optional[_Union[Frame.ServerLeaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.LinkAck, _Mapping]] = ..., drawn: _Optional[_Union[Frame.AnswerTokens, _Mapping]] = ..., committed: _Optional[_Union[Frame.Commitment, _Mapping]] = ..., draft_text: _Optional[_Union[Frame.DraftText, _Mapping]] = ...) -> None: ...
 
 class AnswerCommitment(_message.Message):
     __slots__ = ("client_peer_id", "sequence_id", "model", "revision", "start", "end", "inputs_from", "inputs_to", "inputs_digest", "outputs_from", "outputs_to", "outputs_digest")

@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -41,7 +41,8 @@ class RunnableSpan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPiece:
-    """One sequence's rows: x is int64 [T] or float [T, H]. `rows.want` covers what `want` and `pick` need."""
+    """One sequence's rows: x is int64 [T] or float [T, H], the last ones the drafts of `pick`. `rows.want` covers what
+    `want` and `pick` need."""
 
     x: Tensor
     rows: SequenceRows
@@ -51,10 +52,11 @@ class BatchPiece:
 
 @dataclass(slots=True, kw_only=True)
 class PieceResult:
-    """The wanted `output` (float32 on the CPU) and the picked `token`, if any, or the error."""
+    """The wanted `output` (float32 on the CPU) and the picked `tokens`, if any, or the error. All but the last of the
+    tokens are drafts."""
 
     output: Tensor | None = None
-    token: SampledToken | None = None
+    tokens: list[SampledToken] = field(default_factory=list)
     error: SessionError | None = None
 
 
@@ -89,7 +91,7 @@ def _compute_together(
     computed = [PieceResult() for _ in pieces]
     found = [(into, piece, out) for into, piece, out in zip(computed, pieces, outputs, strict=True) if out is not None]
     _give_outputs([(into, out) for into, piece, out in found if piece.want is not Want.NOTHING])
-    _give_tokens([(into, out[-1], piece.pick) for into, piece, out in found if piece.pick])
+    _give_tokens([(into, out, piece.pick) for into, piece, out in found if piece.pick])
     return computed
 
 
@@ -105,12 +107,17 @@ def _give_outputs(wanted: Sequence[tuple[PieceResult, Tensor]]) -> None:
 
 
 def _give_tokens(picking: Sequence[tuple[PieceResult, Tensor, Pick]]) -> None:
-    if not picking:
-        return
-    picked = pick_all([logits_V for _, logits_V, _ in picking], [pick for _, _, pick in picking])
-    for (found, _, _), token in zip(picking, picked, strict=True):
-        found.token = token
-        _check_finite(found, is_finite=token is not None)
+    while picking:
+        picked = pick_all([out[-1 - len(pick.drafts)] for _, out, pick in picking], [pick for _, _, pick in picking])
+        following = []
+        for (found, out, pick), token in zip(picking, picked, strict=True):
+            _check_finite(found, is_finite=token is not None)
+            if token is None:
+                continue
+            found.tokens.append(token)
+            if pick.drafts and pick.drafts[0][0] == token.token_id:
+                following.append((found, out, pick.then()))
+        picking = following
 
 
 def _check_finite(found: PieceResult, *, is_finite: bool) -> None:

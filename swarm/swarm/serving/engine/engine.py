@@ -28,6 +28,9 @@ from swarm.serving.wire.page_keys import KEY_BYTES
 
 T = TypeVar("T")
 
+CHEAP_ROWS = 16
+"""Rows of all sequences for which a pass takes little longer than for one, so that drafts delay nobody."""
+
 PASS_S = 1.0
 """Most passes over the weights take less. Then the pages of a sequence that was evicted during one are free."""
 
@@ -132,6 +135,12 @@ class Engine:
     def free_tokens(self) -> int:
         """The number of positions that can still be reserved."""
         return self.pages.num_free * PAGE_TOKENS
+
+    def room_for_drafts(self, sequence: EngineSequence, position: int) -> int:
+        """Return how many drafts a sequence may run after its positions before `position`: none that need a further
+        page, and together with the rows of other sequences no more than a pass computes at little cost."""
+        num_others = sum(1 for other in self._sequences if other is not sequence and not other.is_idle)
+        return min(sequence.num_pages * PAGE_TOKENS - position, CHEAP_ROWS // (1 + num_others) - 1)
 
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Run work that must not overlap with a step, such as a measurement or the transfer of a cache.
@@ -301,7 +310,8 @@ class Engine:
             num_tokens=num_tokens,
             position=sequence.length,
             pages=sequence.page_table.pages,
-            want=max(want, Want.LAST) if pick else want,
+            want=max(want, Want.ALL if pick.drafts else Want.LAST) if pick else want,
+            num_drafts=step.num_drafts if is_last else 0,
         )
         return BatchPiece(x=step.x[step.num_run : step.num_run + num_tokens], rows=rows, want=want, pick=pick)
 
@@ -313,7 +323,7 @@ class Engine:
             self._cost.measured(plan.num_prefill_tokens, pass_ms)
             if self.observed is not None:
                 start, end = plan.parts[0][0].blocks
-                self.observed.passed(plan.num_decodes, plan.num_prefill_tokens, end - start, pass_ms)
+                self.observed.passed(plan.num_decode_rows, plan.num_prefill_tokens, end - start, pass_ms)
         for (step, num_tokens), result in zip(plan.parts, computed, strict=True):
             step.compute_ms += elapsed_ms if pass_ms is None else pass_ms
             self._apply(step, num_tokens, result, len(plan.parts))
@@ -347,7 +357,7 @@ def _done(step: SequenceStep, last: PieceResult, batch_size: int) -> StepOutput:
     output = torch.cat(step.outputs) if len(step.outputs) > 1 else next(iter(step.outputs), None)
     return StepOutput(
         output=output,
-        token=last.token,
+        tokens=tuple(last.tokens),
         compute_ms=step.compute_ms,
         queue_ms=((step.begun_s or step.since_s) - step.since_s) * 1000,
         batch_size=batch_size,

@@ -31,16 +31,18 @@ MAX_REMEMBERED = 1024
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SchedulableStep:
-    """One step of a sequence: `num_tokens` are left to compute on `blocks` [start, end)."""
+    """One step of a sequence: `num_tokens` are left to compute on `blocks` [start, end), the last `num_drafts` of which
+    are guesses at the tokens after one."""
 
     client: str
     blocks: tuple[int, int]
     num_tokens: int
+    num_drafts: int = 0
     turn: int = 0
 
     @property
     def is_decode(self) -> bool:
-        return self.num_tokens == 1
+        return self.num_tokens - self.num_drafts == 1
 
 
 W = TypeVar("W", bound=SchedulableStep)
@@ -52,6 +54,10 @@ class BatchPlan(Generic[W]):
 
     parts: tuple[tuple[W, int], ...]
     num_decodes: int = 0
+
+    @property
+    def num_decode_rows(self) -> int:
+        return sum(num_tokens for _, num_tokens in self.parts[: self.num_decodes])
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -107,7 +113,9 @@ class Scheduler(Generic[W]):
         ready = {name: [w for w in client.works if w.blocks == blocks] for name, client in self._clients.items()}
         decodes = self._next_decodes(ready)
         chunks = self._next_chunks(ready, budget_tokens)
-        return BatchPlan(parts=(*((work, 1) for work in decodes), *chunks.items()), num_decodes=len(decodes))
+        return BatchPlan(
+            parts=(*((work, work.num_tokens) for work in decodes), *chunks.items()), num_decodes=len(decodes)
+        )
 
     def _next_blocks(self) -> tuple[int, int]:
         """Return the least recently run range of the client whose turn it is to choose."""

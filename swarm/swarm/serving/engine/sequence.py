@@ -33,14 +33,14 @@ EXPORT_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
-    """The wanted `output` (float32 on the CPU), and the picked `token`, if any.
+    """The wanted `output` (float32 on the CPU), and the picked `tokens`, if any: drafts that were right, and one more.
 
     `queue_ms` is the time until its first rows ran, `compute_ms` the time of all passes with its rows, `batch_size`
     that of the last.
     """
 
     output: Tensor | None
-    token: SampledToken | None
+    tokens: tuple[SampledToken, ...]
     compute_ms: float
     queue_ms: float
     batch_size: int
@@ -65,7 +65,8 @@ class SequenceStep(SchedulableStep):
 
 
 class EngineSequence:
-    """Holds `length` positions, at most `max_tokens`. Once `end_error` is set, every call raises that error.
+    """Holds `length` positions, at most `max_tokens`; the last `num_drafts` are guesses, which the next step may
+    replace. Once `end_error` is set, every call raises that error.
 
     `on_ended`, if set, is called when the sequence is ended without `close`: by eviction, a failure, or the engine's
     end. `inputs_of` returns the inputs of a page that has just become full, or None if they are not known.
@@ -89,8 +90,10 @@ class EngineSequence:
         self.end_error: SwarmError | None = None
         self.on_ended: Callable[[SwarmError], None] | None = None
         self.inputs_of: Callable[[int], PageInputs | None] = lambda _index: None
+        self.num_drafts = 0
         self._engine = engine
         self._names = names
+        self._unnamed: list[int] = []  # tokens of the last positions, of which no page was named yet
         self._names.begin(len(page_table.pages))
         self._has_stepped = False
         self._step: SequenceStep | None = None
@@ -99,6 +102,11 @@ class EngineSequence:
     @property
     def num_pages(self) -> int:
         return self.page_table.num_pages
+
+    @property
+    def firm_length(self) -> int:
+        """The number of positions that are no drafts."""
+        return self.length - self.num_drafts
 
     @property
     def shared_inputs(self) -> list[PageInputs | None]:
@@ -136,12 +144,33 @@ class EngineSequence:
         self.length = position
         self._names.begin(num_pages)
 
-    async def step(self, x: Tensor, want: Want, pick: Pick | None = None) -> StepOutput:
+    def room_for_drafts(self, position: int) -> int:
+        """Return how many drafts may follow the positions before `position`."""
+        return max(0, self._engine.room_for_drafts(self, position))
+
+    def settle(self, position: int) -> None:
+        """Keep the drafts before `position`, and forget the others. Raises PeerViolation if `position` is not among
+        them or directly after them."""
+        self._check_open()
+        if not self.firm_length <= position <= self.length:
+            raise PeerViolation(
+                f"rows from position {position} on, and the session holds {self.length}, with {self.num_drafts} drafts"
+            )
+        num_forgotten, self.length, self.num_drafts = self.length - position, position, 0
+        self._name_pages(self._unnamed[: len(self._unnamed) - num_forgotten])
+        self._unnamed = []
+
+    def _name_pages(self, tokens: Sequence[int]) -> None:
+        for index, name in self._names.filled(tokens, self.firm_length):
+            self._engine.pages.register(self.page_table, index, name, self.inputs_of(index))
+
+    async def step(self, x: Tensor, want: Want, pick: Pick | None = None, *, num_drafts: int = 0) -> StepOutput:
         """Append the rows of `x` (int64 token ids [T] at block 0, else float [T, H]), and return the wanted outputs.
 
         `want` selects the outputs: hidden states [T, H] or [1, H], or after the last block logits [T, V] or [1, V].
-        With `pick`, the next token is picked as well. Only one step may run at a time. Cancellation removes the step
-        from the queue. If some of its rows have run, it also closes the sequence, whose content is then unknown.
+        With `pick`, the next token is picked as well. The last `num_drafts` rows, those of the drafts of `pick`, are
+        guesses: `settle` says which were right. Only one step may run at a time. Cancellation removes the step from
+        the queue. If some of its rows have run, it also closes the sequence, whose content is then unknown.
 
         Raises PeerViolation for invalid rows, PeerRefused if the sequence must grow for them and there is no room,
         SessionError if they cannot be computed, or the error that ended the sequence.
@@ -155,6 +184,7 @@ class EngineSequence:
             client=self.client,
             blocks=self.blocks,
             num_tokens=x.shape[0],
+            num_drafts=num_drafts,
             sequence=self,
             x=x,
             tokens=tokens,
@@ -186,8 +216,10 @@ class EngineSequence:
         step.num_tokens -= num_tokens
         if computed.output is not None:
             step.outputs.append(computed.output)
-        for index, name in self._names.filled(tokens, self.length):
-            self._engine.pages.register(self.page_table, index, name, self.inputs_of(index))
+        if step.num_drafts:
+            self.num_drafts, self._unnamed = step.num_drafts, list(tokens)[-step.num_drafts :]
+            tokens = tokens[: -step.num_drafts]
+        self._name_pages(tokens)
 
     def end(self, error: SwarmError) -> None:
         """End with `error`, and fail the unfinished step. Called by the engine, which frees the pages."""
@@ -220,10 +252,10 @@ class EngineSequence:
         self._check_open()
         if not self.blocks[0] <= start < end <= self.blocks[1]:
             raise PeerViolation(f"the session is on blocks {list(self.blocks)}, not [{start}, {end}]")
-        num_pages = -(-self.length // PAGE_TOKENS)
+        num_pages = -(-self.firm_length // PAGE_TOKENS)
         self._num_moving += 1
         try:
-            if self.length % PAGE_TOKENS:
+            if self.length < num_pages * PAGE_TOKENS:
                 await self._engine.in_thread(
                     _blank, self._engine.pool, self.page_table.pages[num_pages - 1], self.length
                 )

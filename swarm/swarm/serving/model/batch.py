@@ -25,13 +25,19 @@ class SequenceRows:
     """One piece of a batch: rows of one sequence.
 
     `position` is that of the first row, and so the number of positions that are already in the pages. `pages` are the
-    ids of the pages for positions [0, position + num_tokens), in order; there may be more.
+    ids of the pages for positions [0, position + num_tokens), in order; there may be more. The last `num_drafts` rows
+    are guesses at the tokens after the first one.
     """
 
     num_tokens: int
     position: int
     pages: Sequence[int]
     want: Want
+    num_drafts: int = 0
+
+    @property
+    def is_decode(self) -> bool:
+        return self.num_tokens - self.num_drafts == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -91,7 +91,8 @@ class FusedBlocks:
         self._table: Pair | None = None
 
     def run(self, x_NH: Tensor, pieces: Sequence[SequenceRows], pool: KVPool, first: int, end: int) -> Tensor:
-        """Run `x_NH`, float32, through blocks [first, end), counted from the span's first. Each piece has one row."""
+        """Run `x_NH`, float32, through blocks [first, end), counted from the span's first. Each piece has one row,
+        and those of one sequence follow each other."""
         rotation = self._rotation(x_NH, [piece.position for piece in pieces])
         places: dict[int, Ints] = {}
         hidden_NH, delta_NH = x_NH.numpy().copy(), np.zeros(x_NH.shape, np.float32)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -114,16 +115,17 @@ class Span:
         with threads(self.step_threads[step] if step else self.num_threads, self.num_threads):
             if not self.is_ragged:
                 return self.run_alone(x, batch.pieces, pool)
-            if self.is_fused and all(piece.num_tokens == 1 for piece in batch.pieces):
+            if self.is_fused and all(piece.is_decode for piece in batch.pieces):
                 return self.run_fused(x, batch.pieces, pool)
             return self.run_ragged(x, batch.pieces, pool)
 
     def run_fused(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
-        """Run decodes in one pass through the fused blocks."""
+        """Run decodes, and the drafts after them, in one pass through the fused blocks."""
         assert self.fused is not None
         start, end = self._chosen
         x_NH = x if x.is_floating_point() else self._model.get_input_embeddings()(x)
-        hidden_NH = self.fused.run(x_NH, pieces, pool, start - self.start, end - self.start)
+        rows = [row for piece in pieces for row in _rows(piece)]
+        hidden_NH = self.fused.run(x_NH, rows, pool, start - self.start, end - self.start)
         if end < self.num_blocks or all(piece.want is Want.NOTHING for piece in pieces):
             return _split(hidden_NH, pieces)
         logits_NV = self._model.get_output_embeddings()(self._model.base_model.norm(hidden_NH[_kept(pieces)]))
@@ -281,6 +283,13 @@ def _split(rows: Tensor, pieces: Sequence[SequenceRows], *, is_kept: bool = Fals
         after += num_kept if is_kept else piece.num_tokens
         outputs.append(rows[after - num_kept : after] if num_kept else None)
     return outputs
+
+
+def _rows(piece: SequenceRows) -> list[SequenceRows]:
+    """Return a piece for each row."""
+    if piece.num_tokens == 1:
+        return [piece]
+    return [replace(piece, position=piece.position + row, num_tokens=1) for row in range(piece.num_tokens)]
 
 
 def _hidden(output: Any) -> Tensor:

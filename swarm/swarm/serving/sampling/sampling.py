@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from types import MappingProxyType
 
@@ -148,7 +148,17 @@ def uniform(seed: int, index: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One draw. `edits` change the logits first. Reported probabilities are those of the unchanged logits."""
+    """One draw. `edits` change the logits first. Reported probabilities are those of the unchanged logits.
+
+    `drafts` are guesses at the tokens to come, each with the edits for the draw after it. This draw is made if the one
+    before it gave that token.
+    """
 
     draw: TokenDraw
     edits: LogitEdits | None = None
+    drafts: tuple[tuple[int, LogitEdits | None], ...] = ()
+
+    def then(self) -> Pick:
+        """Return the draw after the first draft."""
+        (_, edits), *drafts = self.drafts
+        return Pick(replace(self.draw, index=self.draw.index + 1, ahead=0), edits, tuple(drafts))

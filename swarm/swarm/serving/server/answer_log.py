@@ -17,7 +17,7 @@ from swarm_protocol.served_evidence_messages import (
     AnswerCommitment,
     PositionDigests,
 )
-from swarm_protocol.session_frames import Commitment
+from swarm_protocol.session_frames import Commitment, SampledToken, TokenDraw
 
 from swarm.network.interface import Network
 from swarm.serving.engine.page_allocator import PageInputs
@@ -34,13 +34,17 @@ class AnswerLog:
     def __init__(self, cached: Sequence[PageInputs | None] = ()) -> None:
         self.inputs = PositionDigests()
         self.outputs = PositionDigests()
+        self._taken_from = 0
         self._after = b""
         self._num_after = 0
         if known := _consecutive(cached):
             self.inputs.add_digests(0, b"".join(page.digests for page in known))
 
     def took(self, position: int, rows: Rows) -> None:
+        """Add inputs. Those that replace drafts also drop the outputs for these, which may still be computed."""
         self.inputs.add_rows(position, rows.payload, rows.row_bytes)
+        self.outputs.cut(position)
+        self._taken_from = position
 
     def page(self, index: int) -> PageInputs | None:
         """Return the inputs of the page that was just computed, or None if not all positions before it are known. Pages
@@ -56,7 +60,13 @@ class AnswerLog:
         return PageInputs(self._after, self.inputs.between(index * PAGE_TOKENS, (index + 1) * PAGE_TOKENS))
 
     def gave(self, position: int, rows: Rows) -> None:
-        self.outputs.add_rows(position, rows.payload, rows.row_bytes)
+        num_rows = rows.num_rows if position >= self._taken_from else min(rows.num_rows, self._taken_from - position)
+        self.outputs.add_rows(position, rows.first(num_rows).payload, rows.row_bytes)
+
+    def drew(self, position: int, draw: TokenDraw, token: SampledToken, *, of_step: int) -> None:
+        """Add the draw after the input at `position`, in the step that began at position `of_step`."""
+        if not of_step < self._taken_from <= position:
+            self.outputs.add_draw(position, draw, token)
 
     def signed(
         self,

@@ -24,6 +24,7 @@ from swarm_protocol.session_frames import (
     AnswerTokens,
     CloseSequence,
     Commitment,
+    DraftText,
     Frame,
     LinkUpdate,
     OpenSequence,
@@ -38,14 +39,9 @@ from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.newest_items import NewestItems
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.server.deployment import Deployment, ServerOptions
+from swarm.serving.server.handover import hand_over, take_over
 from swarm.serving.server.push_connections import PushConnections
-from swarm.serving.server.server_session import (
-    ServerSession,
-    SharedServices,
-    hand_over,
-    refuse_push,
-    take_over,
-)
+from swarm.serving.server.server_session import ServerSession, SharedServices, refuse_push
 from swarm.serving.server.session_queues import Backpressure
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
@@ -212,7 +208,7 @@ class ConnectionServer:
                     session.take_push(frame, connection)
             case OpenSequence():
                 self._open(frame, state)
-            case StepRequest() | LinkUpdate() | AllowHandover() | AnswerTokens() | CloseSequence():
+            case StepRequest() | LinkUpdate() | AllowHandover() | AnswerTokens() | DraftText() | CloseSequence():
                 session = self.sessions.get((connection.peer_id, frame.sequence_id))
                 if session is not None:
                     _deliver(session, frame)
@@ -341,7 +337,8 @@ def _must_prepare(wanted: OpenSequence) -> bool:
 
 
 def _deliver(
-    session: ServerSession, frame: StepRequest | LinkUpdate | AllowHandover | AnswerTokens | CloseSequence
+    session: ServerSession,
+    frame: StepRequest | LinkUpdate | AllowHandover | AnswerTokens | DraftText | CloseSequence,
 ) -> None:
     match frame:
         case StepRequest():
@@ -352,6 +349,8 @@ def _deliver(
             session.may_take_over.append(frame.to_peer_id)
         case AnswerTokens():
             session.recall(frame)
+        case DraftText():
+            session.draft_from(frame)
         case CloseSequence():
             if frame.commit_to:
                 session.sign_answer(frame.commit_to)

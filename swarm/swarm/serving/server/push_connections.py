@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from swarm_protocol import limits
@@ -275,7 +275,8 @@ class SessionLink:
             draw=step.draw,
             rows=rows,
             source_id=self._own.sequence_id,
-            upstream_ms=(*step.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if step.num_rows == 1 else (),
+            upstream_ms=(*step.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if step.is_single else (),
+            num_drafts=step.num_drafts,
         )
         try:
             self._push_connections.push(self.next.peer_id, frame)
@@ -283,19 +284,22 @@ class SessionLink:
             logger.debug("%s takes no pushes: %s", self.next.peer_id, error)
             self._cut_off()
 
-    def push_token(self, position: int, token_id: int, draw: TokenDraw) -> bool:
-        """Push the drawn token to the first server. Return False if the client has to feed it instead."""
+    def push_tokens(self, position: int, token_ids: Sequence[int], draw: TokenDraw) -> bool:
+        """Push the drawn token, and the drafts after it, to the first server, with the draw that follows. Return False
+        if the client has to feed the token instead."""
         to = self.next
         if to is None:
             return False
+        payload = b"".join(token_id.to_bytes(4, "little") for token_id in token_ids)
         frame = Push(
             client_peer_id=self._client,
             sequence_id=to.sequence_id,
             position=position,
             want="token",
-            draw=replace(draw, index=draw.index + 1, ahead=draw.ahead - 1),
-            rows=Rows(codec=TOKENS, num_rows=1, num_columns=0, payload=token_id.to_bytes(4, "little")),
+            draw=draw,
+            rows=Rows(codec=TOKENS, num_rows=len(token_ids), num_columns=0, payload=payload),
             source_id=self._own.sequence_id,
+            num_drafts=len(token_ids) - 1,
         )
         try:
             if to == self._own:

@@ -5,11 +5,6 @@ A client that breaks the rules loses its session. A wrong push is refused to the
 change the session. `session_queues` checks and holds waiting steps and results, `push_connections` sends to the next
 server, `answer_log` keeps what will be signed, the engine's sequence computes, and `connection_server` owns connections
 and sessions. `run` is the task that owns a session.
-
-`hand_over` and `take_over` move a session's keys and values from a leaving server to its successor, so that nothing is
-run again. The client names both sides: it tells the old server which peer may have them (AllowHandover), and the new
-one where they are (`OpenSequence.take_over`). Keys and values cannot be verified, so they are used for that client's
-session alone.
 """
 
 from __future__ import annotations
@@ -17,41 +12,42 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
 from swarm_protocol import limits, session_frames
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
-from swarm_protocol.rows import Rows
-from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import (
     AnswerTokens,
+    DraftText,
     LinkAck,
     LinkUpdate,
     OpenSequence,
     Push,
     PushRefused,
+    SampledToken,
     SequenceEnded,
     SequenceReady,
-    SequenceRef,
     StepRequest,
     StepResult,
+    TokenDraw,
 )
 
-from swarm.network.interface import EndOfStream, FailpointHook, Network, Stream
+from swarm.network.interface import FailpointHook, Network
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import Want
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.deployment import Deployment
+from swarm.serving.server.drafter import Drafter
 from swarm.serving.server.push_connections import PushConnections, SessionLink
 from swarm.serving.server.session_queues import Backpressure, CheckedStep, ResultBatcher, SessionInbox
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
-from swarm.serving.wire.tensor_stream import rows_of
+from swarm.serving.wire.tensor_stream import check_ids, rows_of
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +55,6 @@ MAX_TAKERS = 16
 """Maximum servers among which a leaving server's blocks may be split."""
 
 _WANTS = {"nothing": Want.NOTHING, "last": Want.LAST, "all": Want.ALL, "token": Want.NOTHING}
-
-MESSAGE_S = 10.0
-"""Seconds for a piece of about 1 MiB: over a slower link, running the prompt again is faster."""
-
-TAKE_OVER_S = 120.0
-"""Maximum seconds of a hand-over. The client gives up earlier if it expects less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +127,7 @@ class ServerSession:
             take_own=lambda push: self._take(push, forward=False),
             on_failed=self._push_failed,
         )
+        self._drafter = Drafter()
         self._results = ResultBatcher(connection)
         self._answered: int | None = None
         self._is_ready = False
@@ -165,6 +156,8 @@ class ServerSession:
             named = self.previous
             if named is None or (connection.peer_id, push.source_id) != (named.peer_id, named.sequence_id):
                 raise PeerViolation("the client did not name you as the previous server", peer_id=connection.peer_id)
+            if self.is_last and push.num_drafts > (num_drafts := len(self._drafter.drafts)):
+                push = replace(push, rows=push.rows.first(1 + num_drafts), num_drafts=num_drafts)  # a late push
             self._take(push, forward=not self.is_last, upstream_ms=push.upstream_ms)
         except SwarmError as error:
             refuse_push(push, connection, error)
@@ -176,12 +169,21 @@ class ServerSession:
             raise PeerViolation("tokens of an answer for a session without a sampler", peer_id=self.client)
         self.sampler.recall(drawn.token_ids)
 
+    def draft_from(self, text: DraftText) -> None:
+        """Take drafts from the client's text from now on. Raises PeerViolation, which ends the client's connection."""
+        if not self.is_last:
+            raise PeerViolation("a text for drafts, and this is not the last block", peer_id=self.client)
+        token_ids = np.frombuffer(text.token_ids, dtype="<i4")
+        check_ids(token_ids, self._deployed.engine.span.vocab_size)
+        if self.sampler is None or self.sampler.can_draft:
+            self._drafter.begin(token_ids.tolist())
+
     def link(self, link: LinkUpdate) -> None:
         """Link the session to the neighbours that the client names."""
         self._results.flush()  # the client needs these results to feed a new next server
         self.previous = link.previous
         self._link.relink(link.next)
-        ack = LinkAck(sequence_id=self.sequence_id, num_links=self._link.num_links, position=self._inbox.length)
+        ack = LinkAck(sequence_id=self.sequence_id, num_links=self._link.num_links, position=self._inbox.firm_length)
         self.connection.send(ack)
 
     def _take(
@@ -228,41 +230,67 @@ class ServerSession:
         if step.forward and rows is not None and self._link.next is not None:
             await self._services.failpoints.reached("serve/push")
             self._link.push_rows(step, rows, spent_ms)
-        self._note_outputs(step, rows, output)
+        firm_end = step.position + step.num_rows - step.num_drafts
+        if rows is not None and not output.tokens:
+            self._log.gave(step.position + step.num_rows - rows.num_rows, rows)
         num_links = self._link.num_links
         await self._services.failpoints.reached("serve/reply")
-        self._answered = step.position + step.num_rows
-        looped, push_failed = False, step.forward and self._link.is_cut_off
-        if output.token is not None and step.draw is not None and step.draw.ahead:
-            # the client relies on no await between this and the result
-            num_links = self._link.num_links
-            looped = self._link.push_token(self._answered, output.token.token_id, step.draw)
-            push_failed = not looped and self._link.is_cut_off
+        self._answered = firm_end
         # the client waits for no answer about a single token but the last server's
-        is_forwarded_token = step.forward and self._link.next is not None and step.num_rows == 1
+        is_forwarded_token = step.forward and self._link.next is not None and step.is_single
         result = StepResult(
             sequence_id=self.sequence_id,
-            position=self._answered,
+            position=step.position + step.num_rows,
             compute_ms=spent_ms[0],
             queue_ms=spent_ms[1],
             batch_size=output.batch_size,
-            push_failed=push_failed,
+            push_failed=step.forward and self._link.is_cut_off,
             codec_error=codec_error,
-            token=output.token,
             rows=rows,
             passed_on=is_forwarded_token,
-            looped=looped,
             num_links=num_links,
             # if rows go back to the client, no other server reports the times of the servers before
             upstream_ms=step.upstream_ms if self._link.next is None or self.is_last else (),
+            num_drafts=0 if output.tokens else step.num_drafts,
         )
-        self._results.add(result, can_wait=is_forwarded_token and not self._is_leaving)
+        if output.tokens and step.draw is not None:
+            self._give_tokens(step, step.draw, output.tokens, replace(result, position=firm_end))
+        else:
+            self._results.add(result, can_wait=is_forwarded_token and not self._is_leaving)
 
-    def _note_outputs(self, step: CheckedStep, rows: Rows | None, output: StepOutput) -> None:
-        if output.token is not None and step.draw is not None:
-            self._log.outputs.add_draw(step.position + step.num_rows - 1, step.draw, output.token)
-        elif rows is not None:
-            self._log.gave(step.position + step.num_rows - rows.num_rows, rows)
+    def _give_tokens(
+        self, step: CheckedStep, draw: TokenDraw, tokens: Sequence[SampledToken], result: StepResult
+    ) -> None:
+        """Send the tokens that a step has yielded to the client, and push the last one to the first server. The client
+        relies on no wait between the two."""
+        first, num_right = result.position, len(tokens) - 1
+        for index, token in enumerate(tokens):
+            drawn = replace(draw, index=draw.index + index, ahead=0)
+            self._log.drew(first - 1 + index, drawn, token, of_step=step.position)
+        self._answered = first + num_right
+        looped, push_failed = False, False
+        if draw.ahead > num_right:
+            following = replace(draw, index=draw.index + 1 + num_right, ahead=draw.ahead - 1 - num_right)
+            drafts = self._drafter.propose(following.ahead, asyncio.get_running_loop().time())
+            looped = self._link.push_tokens(self._answered, (tokens[-1].token_id, *drafts), following)
+            push_failed = not looped and self._link.is_cut_off
+            if not looped:
+                self._drafter.withdraw()
+        without_times = replace(
+            result, compute_ms=0.0, queue_ms=0.0, upstream_ms=tuple((0.0, 0.0) for _ in result.upstream_ms)
+        )
+        for index, token in enumerate(tokens):
+            is_last = index == num_right
+            given = replace(
+                without_times if index else result,
+                position=first + index,
+                token=token,
+                num_links=self._link.num_links,
+                drafted=not is_last,
+                looped=looped and is_last,
+                push_failed=push_failed and is_last,
+            )
+            self._results.add(given, can_wait=False)
 
     def sign_answer(self, until: int) -> None:
         """Send waiting results, and then the commitment to the session's inputs and outputs before position `until`."""
@@ -272,23 +300,41 @@ class ServerSession:
     async def _compute(self, step: CheckedStep) -> StepOutput:
         """Wait for room to send the result, then run the step. Raises SwarmError."""
         try:
-            await self._services.failpoints.reached("serve/prefill" if step.num_rows > 1 else "serve/decode")
+            await self._services.failpoints.reached("serve/decode" if step.is_single else "serve/prefill")
             await self.connection.room()
             if step.forward:
                 await self._link.room()
-            pick = await self._engine_pick(step)
+            drafts = self._drafter.drafts[: step.num_drafts] if self.is_last else ()
+            if self.is_last and len(drafts) < step.num_drafts:
+                raise PeerViolation(f"{step.num_drafts} drafts, of which this server made {len(drafts)}")
+            pick = await self._engine_pick(step, drafts)
             async with self.lock:
-                output = await self.sequence.step(step.x, Want.ALL if step.forward else _WANTS[step.want], pick)
-            if output.token is not None and self.sampler is not None:
-                self.sampler.drew(output.token.token_id)
+                self.sequence.settle(step.position)
+                want = Want.ALL if step.forward else _WANTS[step.want]
+                output = await self.sequence.step(step.x, want, pick, num_drafts=step.num_drafts)
+                if output.tokens:
+                    self._note_drawn(step, [token.token_id for token in output.tokens])
             return output
         finally:
             self._inbox.finish(step)
 
-    async def _engine_pick(self, step: CheckedStep) -> Pick | None:
+    def _note_drawn(self, step: CheckedStep, token_ids: Sequence[int]) -> None:
+        """Keep the drafts that were right, and forget the others."""
+        length = step.position + step.num_rows - step.num_drafts + len(token_ids) - 1
+        self.sequence.settle(length)
+        self._inbox.settle(length)
+        self._drafter.drew(token_ids, asyncio.get_running_loop().time())
+        if self.sampler is not None:
+            for token_id in token_ids:
+                self.sampler.drew(token_id)
+
+    async def _engine_pick(self, step: CheckedStep, drafts: Sequence[int]) -> Pick | None:
         if step.draw is None or not self.is_last:
             return None
-        return Pick(step.draw, None if self.sampler is None else await self.sampler.edits(step.draw.index))
+        if self.sampler is None:
+            return Pick(step.draw, drafts=tuple((token_id, None) for token_id in drafts))
+        edits = await self.sampler.edits(step.draw.index)
+        return Pick(step.draw, edits, tuple(zip(drafts, self.sampler.edits_after(drafts), strict=True)))
 
     def _push_failed(self, error: SwarmError) -> None:
         """Report a lost push to the client, which feeds the next server itself, or replaces it."""
@@ -341,45 +387,3 @@ def refuse_push(push: Push, connection: MultiplexedConnection, error: SwarmError
             failure=encode_failure(error),
         )
     )
-
-
-async def take_over(network: Network, model: str, source: SequenceRef, client: str, sequence: EngineSequence) -> None:
-    """Fill `sequence` with the keys and values of the sequence at `source`. Raises SwarmError, and then it is empty."""
-    start, end = sequence.blocks
-    request = KvRequest(client_peer_id=client, sequence_id=source.sequence_id, start=start, end=end)
-    try:
-        async with (
-            asyncio.timeout(TAKE_OVER_S),
-            network.stream(source.peer_id, f"{KV_METHOD}/{model}", timeout_s=MESSAGE_S) as stream,
-            aclosing(_pieces(stream)) as pieces,
-        ):
-            await stream.send(request.to_bytes())
-            header = KvHeader.from_bytes(await stream.receive())
-            await sequence.adopt(header.length, pieces)
-    except TimeoutError:
-        raise PeerTimeout("the session was not handed over in time", peer_id=source.peer_id) from None
-    except EndOfStream:
-        raise PeerUnreachable("the server ended the hand-over", peer_id=source.peer_id) from None
-
-
-async def hand_over(
-    session: ServerSession | None, request: KvRequest, peer_id: str, stream: Stream, hook: FailpointHook
-) -> None:
-    """Send the keys and values of the sequence. No steps run meanwhile. Raises PeerRefused unless the client allowed
-    this peer to have them."""
-    if session is None or peer_id not in session.may_take_over:
-        raise PeerRefused("there is no such session here that you may take over", remedy="run it again")
-    async with session.lock, aclosing(session.sequence.export(request.start, request.end)) as pieces:
-        await stream.send(KvHeader(length=session.sequence.length).to_bytes())
-        async for piece in pieces:
-            await hook.reached("serve/handover")
-            async with asyncio.timeout(MESSAGE_S):
-                await stream.send(piece)
-
-
-async def _pieces(stream: Stream) -> AsyncGenerator[bytes, None]:
-    while True:
-        try:
-            yield await stream.receive()
-        except EndOfStream:
-            return

@@ -89,7 +89,8 @@ class Backpressure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedStep:
-    """A step that fits the session. If `forward`, all its outputs are needed, by the client and by the next server.
+    """A step that fits the session. If `forward`, all its outputs are needed, by the client and by the next server. The
+    last `num_drafts` rows are drafts.
 
     `upstream_ms` are the times that the servers before spent on it, as far as they are known.
     """
@@ -101,6 +102,12 @@ class CheckedStep:
     draw: TokenDraw | None
     forward: bool
     upstream_ms: tuple[Spent, ...]
+    num_drafts: int = 0
+
+    @property
+    def is_single(self) -> bool:
+        """Return whether the step is of one token, and perhaps of drafts after it."""
+        return self.num_rows - self.num_drafts == 1
 
 
 class SessionInbox:
@@ -130,6 +137,7 @@ class SessionInbox:
         self._on_taken = on_taken
         self._backpressure = backpressure
         self._expected: int | None = None  # the length after all waiting steps; None before the first step
+        self._num_drafts = 0  # of the last step
         self._steps: deque[CheckedStep] = deque()
         self._arrived = asyncio.Event()
 
@@ -138,17 +146,31 @@ class SessionInbox:
         """The session's length after all waiting steps."""
         return self._sequence.length if self._expected is None else self._expected
 
+    @property
+    def firm_length(self) -> int:
+        """The length without drafts, which the next step may replace."""
+        return self.length - self._num_drafts
+
+    def settle(self, length: int) -> None:
+        """Record how many positions the session holds after the drafts of its last step were compared."""
+        if not self._steps:
+            self._expected, self._num_drafts = length, 0
+
     def take(self, frame: StepRequest | Push, *, forward: bool, upstream_ms: tuple[Spent, ...] = ()) -> None:
         """Check a frame and queue its step. Raises PeerViolation, PeerRefused."""
-        rows, position = frame.rows, frame.position
+        rows, position, num_drafts = frame.rows, frame.position, frame.num_drafts if isinstance(frame, Push) else 0
         if self._expected is not None:
-            num_run = min(rows.num_rows, self._expected - position)
-            if num_run == rows.num_rows:
+            num_run = min(rows.num_rows - num_drafts, self.firm_length - position)
+            if num_run == rows.num_rows - num_drafts:
                 return
             if num_run > 0:
-                rows, position = rows.without(num_run), self._expected
+                rows, position = rows.without(num_run), self.firm_length
         if position > self.length:
             raise PeerViolation(f"rows from position {position} on, and the session ends at {self.length}")
+        firm_end = position + rows.num_rows - num_drafts
+        if num_drafts:
+            num_drafts = min(num_drafts, self._sequence.room_for_drafts(firm_end), self._max_step_tokens - 1)
+            rows = rows.first(firm_end - position + num_drafts)
         self._check_size(rows, position, frame.want)
         if len(self._steps) >= MAX_INBOX:
             raise PeerViolation(f"more than {MAX_INBOX} steps at once")
@@ -156,7 +178,7 @@ class SessionInbox:
         if self._expected is None:
             self._sequence.rewind(position)
         self._backpressure.take(self._client, x.nbytes)
-        self._expected = position + rows.num_rows
+        self._expected, self._num_drafts = firm_end + num_drafts, num_drafts
         self._on_taken(position, rows)
         step = CheckedStep(
             position=position,
@@ -166,6 +188,7 @@ class SessionInbox:
             draw=frame.draw,
             forward=forward,
             upstream_ms=upstream_ms,
+            num_drafts=num_drafts,
         )
         self._steps.append(step)
         self._arrived.set()
@@ -243,14 +266,20 @@ class ResultBatcher:
 
 
 def together(results: Sequence[StepResult]) -> StepResult:
-    """Join results of one session, each for a single token that was passed on."""
+    """Join results of one session, each for a single token that was passed on, with drafts. Each result forgets the
+    drafts that it replaces."""
     last = results[-1]
     if len(results) == 1:
         return last
-    parts = [result.rows for result in results if result.rows is not None]
+    parts, end = list[Rows](), last.position
+    for result in reversed(results):
+        if result.rows is not None:
+            first = result.position - result.rows.num_rows
+            parts.insert(0, result.rows.first(min(result.position, end) - first))
+            end = first
     rows = Rows(
         codec=parts[0].codec,
-        num_rows=len(parts),
+        num_rows=sum(part.num_rows for part in parts),
         num_columns=parts[0].num_columns,
         payload=b"".join(part.payload for part in parts),
     )

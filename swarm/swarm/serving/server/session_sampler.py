@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation
@@ -41,6 +42,11 @@ class SessionSampler:
         if sampler.grammar is not None and grammars is None:
             raise PeerRefused("this server follows no grammars", remedy="ask another server")
         self._grammar = grammars.open(sampler.grammar, sequence) if sampler.grammar is not None and grammars else None
+
+    @property
+    def can_draft(self) -> bool:
+        """Return whether the edits after guessed tokens are known at once. Those of a grammar are not."""
+        return self._sampler.grammar is None
 
     async def prepare(self) -> None:
         """Wait until the grammar, if there is one, is ready. Raises ConfigError for a grammar that cannot be used."""
@@ -75,8 +81,19 @@ class SessionSampler:
         if len(self._drawn) > index:
             raise PeerViolation(f"token {index} was asked for after {len(self._drawn)} were drawn")
         allowed = None if self._mask is None else self._with_ends(await asyncio.shield(self._mask))
+        return self._edits(index, self._counts, allowed)
+
+    def edits_after(self, drafts: Sequence[int]) -> list[LogitEdits]:
+        """Return the edits for the draw after each of the drafts, as if these had been drawn. Only if `can_draft`."""
+        counts, found = self._counts, list[LogitEdits]()
+        for index, token_id in enumerate(drafts, len(self._drawn) + 1):
+            counts = counts + Counter((token_id,))
+            found.append(self._edits(index, counts))
+        return found
+
+    def _edits(self, index: int, counts: Counter[int], allowed: bytes | None = None) -> LogitEdits:
         banned = self._sampler.end_ids if index < self._sampler.min_tokens else ()
-        return LogitEdits(sampler=self._sampler, counts=self._counts, banned=banned, allowed=allowed)
+        return LogitEdits(sampler=self._sampler, counts=counts, banned=banned, allowed=allowed)
 
     def drew(self, token_id: int) -> None:
         """Append the token that was drawn."""

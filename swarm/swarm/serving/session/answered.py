@@ -113,6 +113,7 @@ class ClosedAnswer:
         self._draws = draws
         self._num_rows = draws[-1].position + 1
         self._buffers = dict(pipeline.buffers)
+        self._drafted = pipeline.drafted
         self.num_bytes = sum(max(buffer.length, self._num_rows) * buffer.row_bytes for buffer in self._buffers.values())
 
     async def finished(self) -> FinishedAnswer:
@@ -137,13 +138,14 @@ class ClosedAnswer:
         if buffer is None or result.rows is None:
             return False
         known, first = buffer.length, result.position - result.rows.num_rows
-        if not first <= known < min(result.position, self._num_rows):
-            return False  # servers may have run ahead of what the client asked for
         try:
-            rows = self._messages.check_result(stage, result).rows
+            report = self._messages.check_result(stage, result)
         except PeerViolation:
             return False  # then rows are missing, which the check reports
-        buffer.append(rows[(known - first) * buffer.row_bytes : (self._num_rows - first) * buffer.row_bytes])
+        report = report.settled(self._num_rows, self._drafted, buffer.row_bytes)
+        if not first <= known < min(report.position, self._num_rows):
+            return False  # servers may have run ahead of what the client asked for
+        buffer.append(report.rows[(known - first) * buffer.row_bytes : (self._num_rows - first) * buffer.row_bytes])
         return True
 
     def _span(self, stage: Stage, signed: bytes) -> AnsweredSpan:

@@ -40,15 +40,16 @@ class SessionOptions:
     """Options of sessions. `patience_s` is how long they look for a replacement, and `max_replay_bytes` how much they
     may keep to survive failures.
 
-    `codec` encodes activations on the wire: "raw", "bf16" or "int8". `checks` says which answers are checked; None
-    checks none. `local_spans` are the spans at both ends of the model that this process runs itself; servers then run
-    the blocks between them.
+    `codec` encodes activations on the wire: "raw", "bf16" or "int8". With `drafts`, the last server gets the text from
+    which it may take drafts. `checks` says which answers are checked; None checks none. `local_spans` are the spans at
+    both ends of the model that this process runs itself; servers then run the blocks between them.
     """
 
     patience_s: float = 20.0
     max_replay_bytes: int = 2**31
     max_step_tokens: int = 512
     codec: str = "raw"
+    drafts: bool = True
     checks: SpotCheckOptions | None = None
     local_spans: LocalSpans | None = None
 

@@ -27,7 +27,8 @@ from swarm_protocol.limits import PAGE_TOKENS
 
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
-from swarm.serving.session.stage import LostToken, Neighbours, PendingRequest, Stage, StepReport
+from swarm.serving.session.stage import LostToken, Neighbours, PendingRequest, Stage
+from swarm.serving.session.step_reports import StepReport
 
 WINDOW_CHUNKS = 4
 """Maximum chunks of a prompt in flight: enough to keep every stage of a usual chain busy, and few to repeat."""
@@ -46,7 +47,8 @@ class Pipeline:
     """Stages over blocks `[0, num_blocks)`, with gaps while servers are missing.
 
     `buffers` holds the inputs of the spans by their first block; `new_buffer(block)` makes a buffer. `opening` are the
-    stages that are being opened in gaps. A step has up to `max_step_tokens` rows.
+    stages that are being opened in gaps. A step has up to `max_step_tokens` rows. The inputs at the positions `drafted`
+    were drafts that were right, so that servers ran them before they were drawn.
     """
 
     def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], *, max_step_tokens: int) -> None:
@@ -56,6 +58,7 @@ class Pipeline:
         self.num_blocks = num_blocks
         self.request = PendingRequest()
         self.lost_token = LostToken()
+        self.drafted: set[int] = set()
         self._new_buffer = new_buffer
         self._max_step_tokens = self._chunk = max_step_tokens
         self._is_ring = False
@@ -113,14 +116,13 @@ class Pipeline:
     def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
         """Take a server's report of what it has run. Raises PeerViolation if the report is impossible."""
         is_last = stage.end == self.num_blocks
-        if self.lost_token.check(report.position):
+        if self.lost_token.check(report.firm_end):
             return []
-        if not stage.reported <= report.position <= self.length + (0 if is_last else self.request.ahead):
+        if report.firm_end < stage.reported and report.firm_end - 1 in self.drafted:
+            return []  # it was fed a right draft before it had reported that
+        if report.firm_end < stage.reported or report.position > self.length + (0 if is_last else self.request.ahead):
             raise PeerViolation(f"the server ran {report.position} positions, of {self.length} after {stage.reported}")
-        if is_last:
-            return self._take_token(stage, report, now_s)
-        self._take_rows(stage, report, now_s)
-        return []
+        return self._take_token(stage, report, now_s) if is_last else self._take_rows(stage, report, now_s)
 
     def _take_token(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
         request, taken = self.request, list[TakeToken]()
@@ -130,6 +132,8 @@ class Pipeline:
             if report.token is None:
                 raise PeerViolation("the server left out what was asked for")
             request.answered = report.position
+            if report.drafted:
+                self.drafted.add(report.position)
             taken.append(TakeToken(report.token, goes_on=request.ahead > 0))
         self._progress(stage, report, now_s)
         return taken
@@ -137,33 +141,31 @@ class Pipeline:
     def _is_timed(self, stage: Stage, report: StepReport) -> bool:
         return self.request.is_timed and report.position == self.length == stage.num_run + 1
 
-    def _take_rows(self, stage: Stage, report: StepReport, now_s: float) -> None:
-        buffer = self.buffers[stage.end]
-        known = max(buffer.length, stage.reported)
+    def _take_rows(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
+        buffer, last = self.buffers[stage.end], stage.early.last
         first = report.position - len(report.rows) // buffer.row_bytes
-        if report.position > buffer.length and first > known:
+        if report.position > buffer.length and first > max(buffer.length, stage.held):
             raise PeerViolation("the server left out what was asked for")
         if report.position > self.length:
             # copied without known rows, so that kept reports take no more memory than the session's rows
+            known = max(buffer.length, stage.reported)
             report = replace(report, rows=bytes(report.rows[max(0, known - first) * buffer.row_bytes :]))
-        if stage.early and report.position == stage.reported:
+        if last is not None and report.position == stage.reported:
             # a repeated report can only add that a push failed
-            stage.early[-1] = replace(stage.early[-1], push_failed=stage.early[-1].push_failed or report.push_failed)
-            return
-        stage.early.append(report)
-        self._take_early(stage, now_s)
+            stage.early[-1] = replace(last, push_failed=last.push_failed or report.push_failed)
+        else:
+            stage.early.add(report, buffer.row_bytes)
+            self._take_early(stage, now_s)
+        return []
 
     def _take_early(self, stage: Stage, now_s: float) -> None:
         """Process early reports up to the positions whose tokens the client knows."""
         while stage.early:
-            report = stage.early[0]
-            if report.position > self.length:
-                if stage.num_run >= self.length:
-                    return
-                report, stage.early[0] = report.split(self.length, self.buffers[stage.end].row_bytes)
-            else:
-                stage.early.popleft()
-            self.buffers[stage.end].append_new(report.rows, report.position)
+            buffer = self.buffers[stage.end]
+            report = stage.early.take(stage.num_run, self.length, self.drafted, buffer.row_bytes)
+            if report is None:
+                return
+            buffer.append_new(report.rows, report.position)
             self._progress(stage, report, now_s)
 
     def _progress(self, stage: Stage, report: StepReport, now_s: float) -> None:
@@ -173,11 +175,11 @@ class Pipeline:
             self.request.note_spent(report, self.stages[: self.stages.index(stage)])
         stage.progress(report, now_s)
         downstream = self._downstream(stage, self.stages)
-        link = stage.link
         # otherwise the outputs went to the stage that it was linked to before
-        is_linked = downstream is not None and link.leads_to(downstream) and report.num_links == link.num_updates
+        is_current = report.num_links == stage.link.num_updates
+        is_linked = downstream is not None and stage.link.leads_to(downstream) and is_current
         if is_last:
-            self._has_looped = report.looped and is_linked
+            self._has_looped = (report.looped or report.drafted) and is_linked
         if downstream is None:
             return
         if is_last:
@@ -287,10 +289,8 @@ class Pipeline:
 
     def knows_draws_of(self, last: Stage) -> bool:
         """Return whether the client knows all tokens that the last stage has pushed on."""
-        request = self.request
-        return (
-            not request.ahead or not request.may_draw or not (last.link.neighbours.downstream or last.link.is_pending)
-        )
+        may_draw = self.request.ahead and self.request.may_draw
+        return not may_draw or not (last.link.neighbours.downstream or last.link.is_pending)
 
     def neighbours(self, stage: Stage, now_s: float, ready: Sequence[Stage]) -> Neighbours:
         """Choose the neighbours of a stage: one of the `ready` stages to push to, and the stage whose pushes arrive now

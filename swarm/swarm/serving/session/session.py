@@ -111,6 +111,7 @@ class Session:
             codec=options.codec,
             sampler=sampler,
             text_key=local_spans.prefix_key if local_spans is not None else b"",
+            allows_drafts=options.drafts,
         )
         known = KnownServers(membership, servers, model)
         self._connections = StageConnections(state, self._messages, known, options)
@@ -302,8 +303,8 @@ class Session:
 
     def _note_repair(self, action: Repaired) -> None:
         repair = action.repair
-        if known := self._messages.answer_tokens(repair.new):
-            self._connections.send(*known)
+        for stage, known in self._messages.tokens_so_far(repair.new, self._state.pipeline.buffers[0]):
+            self._connections.send(stage, known)
         self._trace.hops += [stage.trace for stage in repair.new]
         if not repair.lost_peer:
             self._trace.num_reused_tokens = min(stage.num_run for stage in repair.new)

@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.limits import PAGE_TOKENS
+from swarm_protocol.limits import MAX_DRAFT_TEXT_TOKENS, PAGE_TOKENS
 from swarm_protocol.rows import INT8_BLOCK, TOKENS, Data, Rows, row_bytes
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import (
     AllowHandover,
     AnswerTokens,
     CloseSequence,
+    DraftText,
+    Frame,
     LinkUpdate,
     OpenSequence,
     SampledToken,
@@ -30,12 +32,16 @@ from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.client_state import PrefixStore
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import Feed, GrantHandover, OpenStage
-from swarm.serving.session.stage import Stage, StepReport
+from swarm.serving.session.stage import Stage
+from swarm.serving.session.step_reports import StepReport
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
 
 GROWTH_TOKENS = 512
 """Number of further tokens for which a sequence has room when it is opened. Most answers are shorter, and one session
 of a model's whole context would fill the cache of a server."""
+
+MIN_DRAFTED_TOKENS = 8
+"""Minimum tokens of an answer with drafts: a shorter one gains nothing that its servers could measure."""
 
 
 class SessionMessages:
@@ -43,7 +49,8 @@ class SessionMessages:
 
     `prefixes` has rows of earlier sessions, and the servers of their pages; `sampler` is for the last server. `draw`
     says how the request's first token is drawn. `drawn` are the tokens drawn so far. With a `text_key` servers get only
-    activations: they do not learn how tokens are drawn, and nobody else can compute the page keys from tokens.
+    activations: they do not learn how tokens are drawn, and nobody else can compute the page keys from tokens. If it
+    `allows_drafts`, the last server gets the tokens.
     """
 
     def __init__(
@@ -56,6 +63,7 @@ class SessionMessages:
         codec: str,
         sampler: Sampler | None = None,
         text_key: bytes = b"",
+        allows_drafts: bool = True,
     ) -> None:
         self.draw = TokenDraw()
         self.sampler = sampler
@@ -66,6 +74,7 @@ class SessionMessages:
         self._num_tokens = 0
         self.session_id = session_id
         self._hides_text = bool(text_key)
+        self._allows_drafts = allows_drafts and not text_key
         self.codec = codec
         # the first span's pages depend on tokens only; those of the other spans also on the codec of their inputs
         roots = model.revision, f"{model.revision}/{codec}" + (f"/{text_key.hex()}" if text_key else "")
@@ -136,14 +145,18 @@ class SessionMessages:
             sampler=self.sampler if stage.end == self.model.num_blocks else None,
         )
 
-    def answer_tokens(self, new: Sequence[Stage]) -> tuple[Stage, AnswerTokens] | None:
-        """Return the message that tells a new last stage the answer so far, or None if none of the `new` stages needs
-        it."""
-        last = next((stage for stage in new if stage.end == self.model.num_blocks), None)
-        if last is None or self.sampler is None or not self.drawn:
-            return None
-        token_ids = np.asarray(self.drawn, dtype="<i4").tobytes()
-        return last, AnswerTokens(sequence_id=last.sequence_id, token_ids=token_ids)
+    def tokens_so_far(self, new: Sequence[Stage], tokens: ReplayBuffer) -> Iterator[tuple[Stage, Frame]]:
+        """Yield what the last stage must know of the session's `tokens` if it is among the `new` ones: the answer so
+        far, and where it may look for drafts."""
+        for last in new:
+            if last.end < self.model.num_blocks:
+                continue
+            if self.sampler is not None and self.drawn:
+                token_ids = np.asarray(self.drawn, dtype="<i4").tobytes()
+                yield last, AnswerTokens(sequence_id=last.sequence_id, token_ids=token_ids)
+            if self._allows_drafts and tokens.length and self.max_tokens - tokens.length >= MIN_DRAFTED_TOKENS:
+                text = tokens.rows(max(0, tokens.length - MAX_DRAFT_TEXT_TOKENS), tokens.length)
+                yield last, DraftText(sequence_id=last.sequence_id, token_ids=text)
 
     def step(self, feed: Feed, buffer: ReplayBuffer) -> StepRequest:
         stage = feed.stage
@@ -203,6 +216,8 @@ class SessionMessages:
             looped=result.looped,
             num_links=result.num_links,
             upstream_ms=result.upstream_ms,
+            drafted=result.drafted,
+            num_drafts=result.num_drafts,
         )
 
     def _check_token(self, token: SampledToken) -> None:

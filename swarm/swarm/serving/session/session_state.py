@@ -39,7 +39,8 @@ from swarm.serving.session.session_actions import (
     Repaired,
 )
 from swarm.serving.session.silence import SilenceWatch
-from swarm.serving.session.stage import LostToken, Stage, StepReport
+from swarm.serving.session.stage import LostToken, Stage
+from swarm.serving.session.step_reports import StepReport
 from swarm.serving.session.straggler import WAIT_S, StragglerWatch
 
 LEAVE_RETRY_S = 3.0
@@ -242,8 +243,7 @@ class SessionState:
             for repair in [repair for repair in self.repairs if self._can_splice(repair)]:
                 self._splice(repair, now_s)
             self._actions += self.pipeline.feed(now_s)
-        actions = self._actions[:]
-        self._actions.clear()
+        actions, self._actions = self._actions, []
         return actions
 
     def _repair_with(self, stage: Stage) -> Repair | None:

@@ -16,14 +16,14 @@ import math
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from swarm_protocol.limits import SEQUENCE_ID_BYTES
 from swarm_protocol.records import ServeRecord
-from swarm_protocol.rows import Data
-from swarm_protocol.session_frames import SampledToken, SequenceReady, Spent
+from swarm_protocol.session_frames import SequenceReady
 
 from swarm.router.routing import Hop
+from swarm.serving.session.step_reports import EarlyReports, StepReport
 from swarm.serving.session.trace import HopTrace
 from swarm.serving.wire.multiplexed_connection import SLOWEST_SERVER_BYTES_PER_S
 
@@ -70,35 +70,6 @@ class StepTimer:
             self._decode_s += 0.2 * (seconds - self._decode_s)
         else:
             self._prefill_s += 0.2 * (seconds / num_tokens - self._prefill_s)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepReport:
-    """Holds a server's report of one step: it has run everything before `position`.
-
-    `rows` are the inputs for the stage downstream; the last stage has none, but may have the `token` that follows. If
-    `push_failed`, the stage downstream has not taken some rows. If `has_forwarded_tokens`, the report is about single
-    tokens that were pushed downstream; their times come with the last stage's answer as `upstream_ms`, the compute and
-    queue times of the stages upstream, the nearest last. If `looped`, the token that the last stage drew is on its way
-    to the first. `num_links` is the number of link updates that the server had received by then.
-    """
-
-    position: int
-    rows: Data = b""
-    token: SampledToken | None = None
-    compute_ms: float = 0.0
-    queue_ms: float = 0.0
-    push_failed: bool = False
-    has_forwarded_tokens: bool = False
-    looped: bool = False
-    num_links: int = 0
-    upstream_ms: tuple[Spent, ...] = ()
-
-    def split(self, position: int, row_bytes: int) -> tuple[StepReport, StepReport]:
-        """Split the report into one of the positions before `position` and one of the others."""
-        num_rows = max(0, len(self.rows) // row_bytes - (self.position - position))
-        rows, rest = self.rows[: num_rows * row_bytes], self.rows[num_rows * row_bytes :]
-        return replace(self, position=position, rows=rows), replace(self, rows=rest, compute_ms=0.0, queue_ms=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +157,7 @@ class Stage:
     since_s: float = 0.0
     deadline: Deadline = field(default_factory=Deadline)
     link: LinkState = field(default_factory=LinkState)
-    early: deque[StepReport] = field(default_factory=deque)
+    early: EarlyReports = field(default_factory=EarlyReports)
     replace_from_s: float = math.inf
     replays_until: int = 0
     outputs_from: int = 0
@@ -217,8 +188,15 @@ class Stage:
 
     @property
     def reported(self) -> int:
-        """The number of positions that the server says it has run."""
-        return self.early[-1].position if self.early else self.num_run
+        """The number of positions, without drafts, that the server says it has run."""
+        last = self.early.last
+        return last.firm_end if last is not None else self.num_run
+
+    @property
+    def held(self) -> int:
+        """The number of positions, with drafts, that the server says it has run."""
+        last = self.early.last
+        return last.position if last is not None else self.num_run
 
     @property
     def is_replaying(self) -> bool:

@@ -179,8 +179,8 @@ def test_last_server_is_named_when_it_draws_other_tokens(boxes: Any, llama_dir: 
             liar = await trusted(box, 3)
             honest = ServerSession._engine_pick
 
-            async def greedy(self: ServerSession, step: Any) -> Any:
-                pick = await honest(self, step)
+            async def greedy(self: ServerSession, step: Any, drafts: Any) -> Any:
+                pick = await honest(self, step, drafts)
                 if pick is None or not is_at(liar)(self):
                     return pick
                 return dataclasses.replace(pick, draw=dataclasses.replace(pick.draw, temperature=0.0))
@@ -337,13 +337,17 @@ def test_check_fails_when_a_server_signs_nothing_or_other_outputs(boxes: Any, ll
                 ("disputed", "withheld"),
                 ("unchecked", "no inputs"),
             ]
-            honest = ServerSession._note_outputs
+            gave, drew = AnswerLog.gave, AnswerLog.drew
 
-            def other(self: ServerSession, step: Any, rows: Any, output: Any) -> None:
-                honest(self, step, rows, output)
-                self._log.outputs._digests[-1:] = b"x"
+            def gave_other(self: AnswerLog, *outputs: Any) -> None:
+                gave(self, *outputs)
+                self.outputs._digests[-1:] = b"x"
 
-            with patch.object(ServerSession, "_note_outputs", other):
+            def drew_other(self: AnswerLog, *outputs: Any, of_step: int) -> None:
+                drew(self, *outputs, of_step=of_step)
+                self.outputs._digests[-1:] = b"x"
+
+            with patch.object(AnswerLog, "gave", gave_other), patch.object(AnswerLog, "drew", drew_other):
                 reports = (await checked(box))[2:]
             assert [(report.result, report.reason) for report in reports] == [("failed", "commitment")] * 2
 

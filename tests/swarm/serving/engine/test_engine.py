@@ -100,12 +100,12 @@ def test_engine_draws_the_client_s_tokens_and_returns_probabilities() -> None:
         )
         for n, (one, wanted) in enumerate(zip(done, picks, strict=True)):
             logits = alone(prompt_of(5, n))[-1]
-            assert one.token is not None
+            (token,) = one.tokens
             assert one.output is not None
             assert torch.equal(one.output[0], logits)
-            assert one.token.token_id == pick(logits, wanted.draw)
-            assert (one.token.logprob is None) == (wanted.draw.num_logprobs is None)
-            assert len(one.token.top) == (wanted.draw.num_logprobs or 0)
+            assert token.token_id == pick(logits, wanted.draw)
+            assert (token.logprob is None) == (wanted.draw.num_logprobs is None)
+            assert len(token.top) == (wanted.draw.num_logprobs or 0)
         assert {one.batch_size for one in done} == {3}
         for sequence in sequences:
             sequence.close()

@@ -60,8 +60,7 @@ async def answer(sequences: Sequence[EngineSequence], rows: Sequence[int], num_t
         hidden = await sequences[0].step(ids(*rows), Want.ALL)
         assert hidden.output is not None
         last = await sequences[1].step(hidden.output, Want.NOTHING, GREEDY)
-        assert last.token is not None
-        found.append(last.token.token_id)
+        found += [token.token_id for token in last.tokens]
         if len(found) == num_tokens:
             return found
         rows = found[-1:]

@@ -623,3 +623,104 @@ def test_sequence_adopts_nothing_when_the_pages_are_damaged() -> None:
         target.close()
 
     with_engine(work)
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+
+def test_drafts_are_drawn_after_as_long_as_they_are_right() -> None:
+    prompt = prompt_of(5)
+    known = answer(prompt, 6)
+
+    async def work(engine: Engine, span: Sums) -> None:
+        for num_right in range(4):
+            drafts = [*known[1 : 1 + num_right], *[(token + 1) % VOCAB for token in known[1 + num_right : 4]]]
+            sequence = engine.open(client="a", start=0, end=4, max_tokens=32)
+            await sequence.step(ids(*prompt), Want.NOTHING, GREEDY)
+            pick = Pick(GREEDY.draw, drafts=tuple((token, None) for token in drafts))
+            done = await sequence.step(ids(known[0], *drafts), Want.NOTHING, pick, num_drafts=3)
+            assert [token.token_id for token in done.tokens] == known[1 : 2 + num_right]
+            assert (sequence.firm_length, sequence.length) == (6, 9)
+            sequence.settle(6 + num_right)
+            assert sequence.firm_length == sequence.length == 6 + num_right
+            last = await sequence.step(ids(known[1 + num_right]), Want.NOTHING, GREEDY)
+            assert [token.token_id for token in last.tokens] == known[2 + num_right : 3 + num_right]
+            sequence.close()
+
+    with_engine(work)
+
+
+def test_pages_with_drafts_are_not_found_by_others_until_the_drafts_were_right() -> None:
+    prompt = prompt_of(PAGE_TOKENS - 2)
+
+    async def work(engine: Engine, span: Sums) -> None:
+        def num_found(tokens: list[int]) -> int:
+            keys = page_keys(REVISION, tokens)
+            sequence = engine.open(client="b", start=0, end=4, max_tokens=64, page_keys=keys)
+            sequence.close()
+            return sequence.length
+
+        for right in (False, True):
+            first = prompt if right else [token ^ 1 for token in prompt]
+            sequence = engine.open(client="a", start=0, end=4, max_tokens=64)
+            await sequence.step(ids(*first), Want.NOTHING)
+            await sequence.step(ids(1, 2, 3), Want.NOTHING, num_drafts=2)
+            assert num_found([*first, 1, 2]) == 0
+            sequence.settle(sequence.length if right else sequence.firm_length)
+            assert num_found([*first, 1, 2]) == (PAGE_TOKENS if right else 0)
+            await sequence.step(ids(5), Want.NOTHING)
+            assert num_found([*first, 1, 5]) == (0 if right else PAGE_TOKENS)
+            sequence.close()
+
+    with_engine(work)
+
+
+def test_draft_takes_no_page_and_no_room_beside_others() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=PAGE_TOKENS, grow_to=4 * PAGE_TOKENS)
+        assert [sequence.room_for_drafts(position) for position in (1, 6, 14, 16)] == [15, 10, 2, 0]
+        others = [engine.open(client=name, start=0, end=4, max_tokens=32) for name in "bcdefghi"]
+        steps = list[asyncio.Task[StepOutput]]()
+        for num_others, most in ((1, 7), (3, 3), (7, 1), (8, 0)):
+            while len(steps) < num_others:
+                steps.append(asyncio.create_task(others[len(steps)].step(ids(1), Want.NOTHING)))
+                await asyncio.sleep(0)
+            assert sequence.room_for_drafts(1) <= most
+            await asyncio.gather(*steps)
+            steps.clear()
+        for each in (sequence, *others):
+            each.close()
+
+    with_engine(work)
+
+
+def test_step_that_begins_at_no_draft_is_refused() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=64)
+        await sequence.step(ids(1, 2, 3, 4), Want.NOTHING, num_drafts=3)
+        for position in (0, 5):
+            with pytest.raises(PeerViolation, match="with 3 drafts"):
+                sequence.settle(position)
+        sequence.settle(2)
+        with pytest.raises(PeerViolation, match="with 0 drafts"):
+            sequence.settle(1)
+        sequence.close()
+
+    with_engine(work)
+
+
+def test_handover_has_no_drafts() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        old = engine.open(client="a", start=0, end=4, max_tokens=64)
+        new = engine.open(client="a", start=0, end=4, max_tokens=64)
+        await old.step(ids(*prompt_of(PAGE_TOKENS)), Want.NOTHING)
+        await old.step(ids(1, 2, 3), Want.NOTHING, num_drafts=2)
+        await new.adopt(old.firm_length, old.export(0, 4))
+        old.settle(old.length)  # the drafts were right, and are still there
+        for sequence, row in ((new, (2, 3, 4)), (old, (4,))):
+            done = await sequence.step(ids(*row), Want.LAST)
+            assert done.output is not None
+            assert torch.equal(done.output[0], alone([*prompt_of(PAGE_TOKENS), 1, 2, 3, 4])[-1])
+            sequence.close()
+
+    with_engine(work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -135,6 +136,23 @@ def test_run_of_decodes_is_fused_and_of_prompts_is_not(span: Span, monkeypatch: 
         x = rows(span, sum(piece.num_tokens for piece in pieces))
         span.run(Batch(x=x, pieces=pieces, start=1, end=4), filled_pool(span))
     assert calls == ["run_fused", "run_ragged"]
+
+
+def test_run_fused_gives_for_drafts_what_it_gives_for_one_token_after_another(span: Span) -> None:
+    first = decodes()[2]  # the drafts begin a page
+    piece = replace(first, num_tokens=4, num_drafts=3, pages=[*first.pages, 31])
+    x, pools = rows(span, 5), [filled_pool(span) for _ in range(2)]
+    assert piece.is_decode
+    with torch.inference_mode():
+        for pool in pools:  # the place of the drafts has others, which were wrong
+            span.run_fused(-x[1:], [piece], pool)
+        batch = Batch(x=x, pieces=(decodes()[1], piece), start=1, end=4)
+        _, together = span.run(batch, pools[0])
+        assert together is not None
+        for row in range(4):
+            one = replace(first, position=first.position + row, pages=piece.pages)
+            (alone,) = span.run_fused(x[1 + row : 2 + row], [one], pools[1])
+            torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
 
 
 def test_run_fused_row_does_not_depend_on_the_rows_beside_it(span: Span) -> None:

@@ -173,3 +173,19 @@ def test_backlog_resumes_a_waiting_client_once_half_of_its_share_is_free() -> No
         await crowded
 
     virtual_time.run(main())
+
+
+def test_together_leaves_out_drafts_that_a_later_result_replaces() -> None:
+    rows = [Rows(codec="raw", num_rows=num, num_columns=1, payload=bytes([num]) * 4 * num) for num in (4, 3, 1)]
+    results = [
+        passed(8, rows=rows[0], num_drafts=3),  # positions 4 to 7
+        passed(9, rows=rows[1], num_drafts=2),  # positions 6 to 8: the first draft was right
+        passed(10, rows=rows[2]),  # position 9: both were
+    ]
+    joined = together(results)
+    assert joined.rows is not None
+    assert (joined.position, joined.num_drafts, joined.rows.num_rows) == (10, 0, 6)
+    assert bytes(joined.rows.payload) == b"\x04" * 8 + b"\x03" * 12 + b"\x01" * 4
+    joined = together(results[:2])
+    assert joined.rows is not None
+    assert (joined.position, joined.num_drafts, joined.rows.num_rows) == (9, 2, 5)

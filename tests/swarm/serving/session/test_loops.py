@@ -6,11 +6,22 @@ import asyncio
 from dataclasses import replace
 
 import pytest
-from support.arithmetic_span import prompt_of
+import torch
+from support.arithmetic_span import prompt_of, rows_of, sums_of
 from support.faults import Fault
-from support.served_chain import PICK, Talk, World, sequence_id, through, token_rows, with_servers
+from support.served_chain import PICK, Talk, World, floats, sequence_id, through, token_rows, with_servers
 from swarm_protocol import limits
-from swarm_protocol.session_frames import LinkAck, LinkUpdate, SequenceEnded, SequenceRef, StepResult, TokenDraw
+from swarm_protocol.errors import PeerViolation
+from swarm_protocol.session_frames import (
+    DraftText,
+    LinkAck,
+    LinkUpdate,
+    Push,
+    SequenceEnded,
+    SequenceRef,
+    StepResult,
+    TokenDraw,
+)
 
 PROMPT = prompt_of(21)
 SPANS = [(0, 2), (2, 3), (3, 4)]
@@ -157,3 +168,102 @@ def test_pick_beyond_the_longest_session_is_refused() -> None:
     assert TokenDraw(index=limits.MAX_SESSION_TOKENS - 1, ahead=1)
     with pytest.raises(ValueError, match="ahead"):
         TokenDraw(index=limits.MAX_SESSION_TOKENS, ahead=1)
+
+
+# --- drafts -----------------------------------------------------------------------------------------------------------
+
+
+def draft_text(*tokens: int) -> DraftText:
+    return DraftText(sequence_id=sequence_id(1), token_ids=token_rows(*tokens).payload)
+
+
+@pytest.mark.parametrize("spans", [SPANS, [(0, 4)]])
+def test_loop_with_drafts_draws_the_same_tokens_and_no_more(spans: list[tuple[int, int]]) -> None:
+    """The text for drafts has the answer, with some wrong tokens, so that drafts are right until one of these."""
+    expected = greedy(30, len(spans))
+
+    async def work(world: World) -> None:
+        talks = await ring(world)
+        guessed = [token if index % 8 else token ^ 1 for index, token in enumerate(expected, 3)]
+        talks[-1].connection.send(draft_text(*guessed, *PROMPT))
+        ask(talks[0], 29, len(spans))
+        results = [await talks[-1].next(StepResult) for _ in range(30)]
+        assert [result.position for result in results] == list(range(len(PROMPT), len(PROMPT) + 30))
+        assert [result.token.token_id for result in results if result.token] == expected
+        assert sum(result.drafted for result in results) >= 8
+        assert not results[-1].looped
+        assert all(result.looped != result.drafted for result in results[:-1])
+        await asyncio.sleep(1.0)
+        assert not talks[-1].heard
+
+    with_servers(work, spans)
+
+
+def pushed(client: str, *tokens: int, position: int, drafts: int, number: int = 1) -> Push:
+    return Push(
+        client_peer_id=client,
+        sequence_id=sequence_id(number),
+        position=position,
+        want="token",
+        draw=replace(PICK, ahead=5),
+        rows=token_rows(*tokens),
+        source_id=sequence_id(7),
+        num_drafts=drafts,
+    )
+
+
+def test_drafts_that_a_last_server_did_not_make_are_dropped() -> None:
+    async def work(world: World) -> None:
+        liar = world.internet.network()
+        talk, pushing = await world.talk(), await world.talk(client=liar)
+        await talk.open(previous=SequenceRef(peer_id=liar.peer_id, sequence_id=sequence_id(7)))
+        await talk.step(token_rows(*PROMPT), 0)
+        pushing.connection.send(pushed(world.client.peer_id, 1, 2, 3, position=len(PROMPT), drafts=2))
+        result = await talk.next(StepResult)
+        assert (result.position, result.num_drafts, result.drafted) == (len(PROMPT) + 1, 0, False)
+        assert result.token is not None
+        assert result.token.token_id == int(through([*PROMPT, 1], 1)[-1].argmax())
+        await liar.close()
+
+    with_servers(work)
+
+
+def test_drafts_in_the_middle_are_replaced_by_the_next_step() -> None:
+    """The step that comes next begins at the first draft, at a later one, or after the last."""
+
+    async def work(world: World) -> None:
+        before = world.internet.network()
+        talk, pushing = await world.talk(0), await world.talk(0, client=before)
+        for number, next_at in enumerate((1, 2, 3), 1):
+            previous = SequenceRef(peer_id=before.peer_id, sequence_id=sequence_id(7))
+            await talk.open(number, previous=previous, end=3)
+            await talk.step(token_rows(*PROMPT), 0, number)
+            push = pushed(world.client.peer_id, 5, 6, 7, position=len(PROMPT), drafts=2, number=number)
+            pushing.connection.send(push)
+            held = await talk.next(StepResult)
+            assert (held.position, held.num_drafts) == (len(PROMPT) + 3, 2)
+            pushing.connection.send(push)  # once more, which is dropped
+            talk.connection.send(LinkUpdate(sequence_id=sequence_id(number)))
+            assert (await talk.next(LinkAck)).position == len(PROMPT) + 1, "drafts do not count"
+            kept = [5, 6, 7][:next_at]
+            result = await talk.step(token_rows(9), len(PROMPT) + next_at, number, "all")
+            assert result.position == len(PROMPT) + next_at + 1
+            expected = rows_of(sums_of(torch.tensor([*PROMPT, *kept, 9], dtype=torch.float32)), False)[-1:]
+            assert torch.equal(floats(result.rows), expected)
+        talk.send_step(token_rows(1), len(PROMPT) + 9, 1)
+        assert "session ends at" in str((await talk.next(SequenceEnded)).error(""))
+        await before.close()
+
+    with_servers(work)
+
+
+@pytest.mark.parametrize(("end", "tokens"), [(3, (1, 2)), (4, (1, 10**6))], ids=["not the last block", "no token"])
+def test_text_for_drafts_that_no_server_can_use_ends_the_connection(end: int, tokens: tuple[int, ...]) -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open(end=end)
+        talk.connection.send(draft_text(*tokens))
+        with pytest.raises(PeerViolation):
+            await talk.step(token_rows(1), 0)
+
+    with_servers(work)

@@ -40,7 +40,8 @@ from swarm.serving.session.session_actions import (
 )
 from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES, SessionState
 from swarm.serving.session.silence import MAX_ANSWER_S, QUIET_S
-from swarm.serving.session.stage import FLOOR_S, Stage, StepReport
+from swarm.serving.session.stage import FLOOR_S, Stage
+from swarm.serving.session.step_reports import StepReport
 from swarm.serving.wire.multiplexed_connection import SLOWEST_SERVER_BYTES_PER_S
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.session_frames import SampledToken
@@ -508,6 +509,51 @@ def test_ran_is_a_violation_when_it_is_further_ahead_than_allowed() -> None:
         state.on_report(middle, StepReport(position=6, rows=bytes(ROW_BYTES)), 1.0)
     with pytest.raises(PeerViolation, match="ran 5 positions"):
         state.on_report(last, StepReport(position=5, token=TOKEN), 1.0)
+
+
+def test_rows_of_drafts_are_used_as_far_as_the_drafts_were_right() -> None:
+    state = ring()
+    first, _, last = state.stages
+    state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    state.on_report(
+        first, StepReport(position=8, rows=b"".join(bytes([at]) * ROW_BYTES for at in range(4, 8)), num_drafts=3), 1.0
+    )
+    assert (first.reported, state.pipeline.buffers[1].length) == (5, 4)
+    for position, drafted in ((4, False), (5, True), (6, False)):
+        state.on_report(last, StepReport(position=position, token=TOKEN, drafted=drafted, looped=not drafted), 1.0)
+        assert not any(isinstance(action, Feed) for action in state.follow(token_row(7), 1.0)), "servers have them"
+    # the token after position 5 was a draft, and the one after 6 was not the next draft
+    assert (first.num_run, state.pipeline.buffers[1].length) == (6, 6)
+    assert state.pipeline.buffers[1].rows(4, 6) == b"\x04" * ROW_BYTES + b"\x05" * ROW_BYTES
+    state.on_report(first, StepReport(position=8, rows=b"n" * 2 * ROW_BYTES, num_drafts=1), 1.0)
+    assert (first.num_run, state.pipeline.buffers[1].rows(6, 7)) == (7, b"n" * ROW_BYTES)
+
+
+def test_report_of_a_right_draft_that_was_run_again_is_ignored() -> None:
+    state = ring()
+    first, _, last = state.stages
+    state.on_report(first, StepReport(position=7, rows=bytes(7 * ROW_BYTES), num_drafts=2), 1.0)
+    for position, drafted in ((4, False), (5, True), (6, True)):
+        state.on_report(last, StepReport(position=position, token=TOKEN, drafted=drafted, looped=not drafted), 1.0)
+        state.follow(token_row(7), 1.0)
+    assert first.num_run == 7
+    assert not state.on_report(first, StepReport(position=6, rows=bytes(ROW_BYTES)), 1.0)
+    with pytest.raises(PeerViolation, match="ran 4 positions"):
+        state.on_report(first, StepReport(position=4, rows=bytes(ROW_BYTES)), 1.0)
+
+
+def test_drafts_are_no_token_that_was_lost_with_its_server() -> None:
+    """A server that holds only drafts beyond what the client knows has not heard of the lost token."""
+    for num_drafts in (3, 2):
+        state = ring()
+        first, _, last = state.stages
+        state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+        state.on_report(first, StepReport(position=8, rows=bytes(4 * ROW_BYTES), num_drafts=3), 1.0)
+        state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0)
+        state.follow(token_row(7), 1.0)
+        state.on_lost(last, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
+        state.on_link_ack(first, first.link.num_updates, 8 - num_drafts, 1.0)
+        assert (first in state.stages) == (num_drafts == 3)
 
 
 def test_ran_ahead_takes_bounded_memory_when_it_is_sent_without_end() -> None:

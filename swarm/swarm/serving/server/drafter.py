@@ -1,0 +1,95 @@
+"""Guesses an answer's next tokens, so that one pass through all servers can yield several.
+
+The guess is what followed the last earlier occurrence of the newest tokens (prompt lookup: Saxena 2023,
+github.com/apoorvumang/prompt-lookup-decoding). The last server draws after each guess as if it were the token, and
+keeps the draws up to the first that differs. So drafts change the time of tokens, and never the tokens.
+
+The server counts what drafts gain: tokens that came at once, against the longer time of a pass, which includes all
+other servers and the network. Pure: times are arguments.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from swarm_protocol import limits
+
+MATCH_TOKENS = 3
+"""Number of newest tokens that must have occurred before: fewer often occur by chance."""
+
+FIRST_DRAFTS = 4
+
+MAX_CREDIT = 4.0
+"""Passes without drafts that drafts may cost before they pause."""
+
+PAUSE_TOKENS = 64
+"""Number of tokens without drafts after they did not pay. A trial after it costs about one pass."""
+
+WEIGHT = 0.2
+"""Weight of the last pass in the mean time of passes without drafts."""
+
+
+class Drafter:
+    """The drafts of one session of the last block. `begin` gives it the tokens before the first draw."""
+
+    def __init__(self) -> None:
+        self.drafts: tuple[int, ...] = ()
+        self._text: array[int] | None = None
+        self._num_most = FIRST_DRAFTS
+        self._credit = MAX_CREDIT / 2
+        self._num_paused = 0
+        self._plain_s: float | None = None
+        self._since_s: float | None = None
+
+    def begin(self, token_ids: Sequence[int]) -> None:
+        """Take drafts from now on, from these tokens and the answer's own."""
+        self._text = array("i", token_ids)
+
+    def drew(self, tokens: Sequence[int], now_s: float) -> None:
+        """Record the tokens that one pass has yielded."""
+        if self._text is None:
+            return
+        if self._since_s is not None:
+            self._count(len(tokens), now_s - self._since_s)
+        self._text.extend(tokens)
+        self._num_paused -= len(tokens)
+        self.withdraw()
+
+    def _count(self, num_tokens: int, pass_s: float) -> None:
+        if not self.drafts:
+            known_s = pass_s if self._plain_s is None else self._plain_s
+            self._plain_s = known_s + WEIGHT * (pass_s - known_s)
+            return
+        is_right = num_tokens > len(self.drafts)
+        self._num_most = min(2 * self._num_most, limits.MAX_DRAFTS) if is_right else num_tokens
+        if self._plain_s:
+            self._credit = min(MAX_CREDIT, self._credit + num_tokens - pass_s / self._plain_s)
+        if self._credit <= 0:
+            self._num_paused, self._credit, self._num_most = PAUSE_TOKENS, 1.0, 1
+
+    def propose(self, most: int, now_s: float) -> tuple[int, ...]:
+        """Return up to `most` drafts to follow the newest token, whose pass begins now."""
+        self._since_s = now_s
+        if self._text is not None and self._num_paused <= 0 and self._plain_s is not None:
+            self.drafts = self._found(min(most, self._num_most))
+        return self.drafts
+
+    def withdraw(self) -> None:
+        """Forget the drafts, which were not sent."""
+        self.drafts, self._since_s = (), None
+
+    def _found(self, most: int) -> tuple[int, ...]:
+        assert self._text is not None
+        text = np.frombuffer(self._text, dtype=np.int32)[-limits.MAX_DRAFT_TEXT_TOKENS :]
+        if len(text) <= MATCH_TOKENS or most <= 0:
+            return ()
+        is_match = np.ones(len(text) - MATCH_TOKENS, dtype=bool)
+        for index in range(MATCH_TOKENS):
+            is_match &= text[index : index - MATCH_TOKENS] == text[index - MATCH_TOKENS]
+        found = np.flatnonzero(is_match)
+        if not len(found):
+            return ()
+        follows = text[int(found[-1]) + MATCH_TOKENS :]
+        return tuple(np.resize(follows[:most], most).tolist())  # a text that repeats itself is taken to go on so

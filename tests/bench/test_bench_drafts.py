@@ -1,0 +1,106 @@
+"""What drafts gain over distances: tokens a second with and without them, for texts that repeat themselves or do not.
+
+    make bench                                             # or alone:
+    .venv/bin/python -m pytest tests/bench/test_bench_drafts.py -m bench -s
+
+A 44M Llama over three servers in processes of their own, each behind a proxy that delays what comes and goes by
+DELAY_S; a client in this process, with and without drafts by turns; figures are medians. The model has random weights,
+so what it says repeats nothing; a bias that leaves it few tokens makes it repeat itself (greedy), or draw among them so
+that drafts are often found and mostly wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections import defaultdict
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.bench_model import MODEL, write_model
+from bench.local_transformers import prompt_ids
+from bench.report import Report
+from support.free_ports import free_port
+from support.serving_fleet import serving_fleet
+from support.wan_proxy import MBIT_BYTES, Connection, WanProxy
+from swarm.client import AsyncClient
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
+
+NUM_ROUNDS = 3
+NUM_TOKENS = 128
+BATCH = 8
+DELAY_S = 0.025
+SPANS = ((0, 4), (4, 8), (8, 12))
+LINE = Connection(
+    name="far", down_bytes_per_s=100 * MBIT_BYTES, up_bytes_per_s=100 * MBIT_BYTES, latency_s=DELAY_S, jitter_s=0.0
+)
+TEXTS: dict[str, dict[str, Any]] = {
+    "repeats nothing": {"temperature": 1.0, "seed": 3},
+    "repeats by chance": {"temperature": 1.0, "seed": 3, "logit_bias": dict.fromkeys(range(97, 101), 100.0)},
+    "repeats itself": {"logit_bias": dict.fromkeys(range(97, 101), 100.0)},
+}
+
+
+async def tokens_per_s(client: AsyncClient, index: int, options: dict[str, Any]) -> tuple[float, list[int]]:
+    """Return the speed after the first token, and the tokens."""
+    prompt, found, since = bytes(prompt_ids(index, 32)).decode(), list[int](), 0.0
+    async for token in client.generate(model=MODEL, prompt=prompt, max_tokens=NUM_TOKENS, **options):
+        since = since or time.perf_counter()
+        found.append(token.token_id)
+    return (NUM_TOKENS - 1) / (time.perf_counter() - since), found
+
+
+async def answers_per_s(client: AsyncClient, index: int, options: dict[str, Any], batch: int) -> tuple[float, Any]:
+    """Return the tokens a second of `batch` answers at once, or the speed of one after its first token."""
+    if batch == 1:
+        return await tokens_per_s(client, index, options)
+    since = time.perf_counter()
+    answers = await asyncio.gather(*(tokens_per_s(client, 100 * index + each, options) for each in range(batch)))
+    return batch * NUM_TOKENS / (time.perf_counter() - since), [tokens for _, tokens in answers]
+
+
+@pytest.mark.parametrize(
+    ("spans", "batch"),
+    [(SPANS, 1), (((0, 12),), 1), (SPANS, BATCH)],
+    ids=["three servers", "one server", "three servers, many answers"],
+)
+def test_drafts_over_a_distance(tmp_path: Path, spans: tuple[tuple[int, int], ...], batch: int) -> None:
+    model = write_model(tmp_path / MODEL)
+    seen: dict[str, dict[bool, list[float]]] = {text: defaultdict(list) for text in TEXTS}
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            servers = await stack.enter_async_context(serving_fleet(tmp_path, model, (), "--threads", "1"))
+            nodes = []
+            for start, end in spans:
+                port = free_port()
+                proxy = await stack.enter_async_context(WanProxy(target=("127.0.0.1", port), connection=LINE))
+                host, announced = proxy.address
+                line = ("--listen", f"/ip4/127.0.0.1/tcp/{port}", "--announce", f"/ip4/{host}/tcp/{announced}")
+                nodes.append(await servers.add(start, end, *line))
+            await servers.until_serving(*nodes)
+            for round_ in range(NUM_ROUNDS):
+                for text, options in TEXTS.items():
+                    answers = []
+                    for drafts in (False, True) if round_ % 2 else (True, False):
+                        servers.client._session = replace(servers.client._session, drafts=drafts)
+                        speed, tokens = await answers_per_s(servers.client, round_, options, batch)
+                        seen[text][drafts].append(speed)
+                        answers.append(tokens)
+                    assert answers[0] == answers[1], "drafts change no token"
+
+    asyncio.run(main())
+    report = Report(
+        f"drafts: a 44M Llama, servers: {len(spans)}, answers at once: {batch}, {DELAY_S * 1000:g} ms each way "
+        f"({NUM_ROUNDS} rounds)"
+    )
+    for text, speeds in seen.items():
+        without, with_drafts = (statistics.median(speeds[drafts]) for drafts in (False, True))
+        ratios = [on / off for off, on in zip(speeds[False], speeds[True], strict=True)]
+        report.row(text, without=without, with_drafts=with_drafts, ratio=statistics.median(ratios))
+    report.show()

@@ -1,0 +1,178 @@
+"""Drafts: guesses at the next tokens, which the last server compares with its draws. They must never change a token.
+
+A tiny model repeats nothing, so most tests have the guesses made for the servers: right ones, with wrong ones among
+them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from support.faults import Fault
+from support.tiny_models import local_tokens
+from swarm.serving.checking.spot_checks import SpotCheckOptions
+from swarm.serving.server.drafter import Drafter
+from swarm.serving.session.client_state import SessionOptions
+from swarm.testing import virtual_time
+
+NUM_TOKENS = 40
+THIRDS = [(0, 2), (0, 2), (2, 4), (2, 4), (4, 6), (4, 6)]
+OFF = SessionOptions(drafts=False)
+PLAIN = {"temperature": 0.0}
+SAMPLED = {
+    "temperature": 1.0,
+    "top_p": 0.9,
+    "seed": 5,
+    "presence_penalty": 0.6,
+    "frequency_penalty": 0.3,
+    "repetition_penalty": 1.2,
+    "logit_bias": {40: 3.0, 41: 2.0},
+    "min_tokens": 20,
+}
+
+
+def slow_step(function: Callable[..., object]) -> float:
+    return 0.2
+
+
+@contextmanager
+def guesses(answer: Sequence[int], num_prompt: int, wrong_every: int = 7) -> Iterator[list[int]]:
+    """Have servers guess the tokens of `answer`, of which each `wrong_every`th is wrong. Yields how many tokens came of
+    each pass with drafts."""
+    yielded: list[int] = []
+    drew = Drafter.drew
+
+    def found(drafter: Drafter, most: int) -> tuple[int, ...]:
+        assert drafter._text is not None
+        start = len(drafter._text) - num_prompt
+        return tuple(
+            token_id if index % wrong_every else token_id ^ 1
+            for index, token_id in enumerate(answer[start : start + most], start)
+        )
+
+    def count(drafter: Drafter, tokens: Sequence[int], now_s: float) -> None:
+        if drafter.drafts:
+            yielded.append(len(tokens))
+        drew(drafter, tokens, now_s)
+
+    with patch.object(Drafter, "_found", found), patch.object(Drafter, "drew", count):
+        yield yielded
+
+
+async def drawn(box: Any, num_tokens: int = NUM_TOKENS, **options: Any) -> list[tuple[int, float | None, str | None]]:
+    found = [token async for token in box.generate(num_tokens, num_logprobs=2, **options)]
+    return [(token.token_id, token.logprob, token.finish_reason) for token in found]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "bloom"])
+@pytest.mark.parametrize("spans", [[(0, 6)], [(0, 2), (2, 4), (4, 6)]])
+@pytest.mark.parametrize("options", [PLAIN, SAMPLED], ids=["greedy", "sampled"])
+def test_drafts_change_neither_tokens_nor_probabilities(
+    boxes: Any, model_dirs: Any, tokenize: Any, family: str, spans: Any, options: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        async with boxes(model_dirs(family), spans, session=OFF) as box:
+            expected = await drawn(box, **options)
+        async with boxes(model_dirs(family), spans) as box:
+            num_prompt = len(tokenize("def add(a, b):\n    return"))
+            with guesses([token_id for token_id, _, _ in expected], num_prompt) as yielded:
+                found = await drawn(box, **options)
+            await box.all_freed()
+        assert [(token_id, reason) for token_id, _, reason in found] == [(each[0], each[2]) for each in expected]
+        assert [each[1] for each in found] == pytest.approx([each[1] for each in expected], abs=1e-4)
+        assert sum(yielded) > 1.5 * len(yielded) > 0, "most passes yield several tokens"
+        assert 1 in yielded, "some drafts are wrong"
+
+    virtual_time.run(scenario())
+
+
+PHASES = [("serve/decode", nth) for nth in range(4, 13)] + [("serve/reply", 9), ("serve/reply", 11), ("serve/push", 8)]
+
+
+@pytest.mark.parametrize("what", ["kill", "stall"])
+@pytest.mark.parametrize(("phase", "nth"), PHASES)
+def test_server_lost_with_drafts_under_way_costs_no_token(
+    boxes: Any, llama_dir: Path, tokenize: Any, phase: str, nth: int, what: Any
+) -> None:
+    prompt = tokenize("def add(a, b):\n    return")
+    expected = local_tokens(llama_dir, prompt, NUM_TOKENS)
+
+    async def scenario() -> None:
+        faults = [Fault(who="*", phase=phase, what=what, nth=nth)]
+        async with boxes(llama_dir, THIRDS, faults=faults) as box:
+            with guesses(expected, len(prompt)) as yielded:
+                assert await box.tokens(NUM_TOKENS) == expected
+            assert len(box.client.trace()["replays"]) >= 1
+            # rows may have been fed by the client after a stall, and without the drafts
+            assert sum(yielded) > len(yielded) or what == "stall"
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("index", [0, 1, 2])
+def test_server_that_leaves_with_drafts_under_way_hands_over_no_drafts(
+    boxes: Any, llama_dir: Path, tokenize: Any, index: int
+) -> None:
+    prompt = tokenize("def add(a, b):\n    return")
+    expected = local_tokens(llama_dir, prompt, NUM_TOKENS)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, THIRDS) as box, asyncio.TaskGroup() as tasks:
+            with guesses(expected, len(prompt)) as yielded:
+                generation, tokens = box.generate(NUM_TOKENS), []
+                async for token in generation:
+                    tokens.append(token.token_id)
+                    if len(tokens) == 7:
+                        leaver = generation.trace()["hops"][index]["peer_id"]
+                        tasks.create_task(box.servers[leaver].drain(within_s=30))
+            assert tokens == expected
+            (replay,) = generation.trace()["replays"]
+            assert replay["was_handed_over"]
+            assert sum(yielded) > len(yielded)
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_checks_of_an_answer_with_drafts_pass(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
+    prompt = tokenize("def add(a, b):\n    return")
+
+    async def scenario() -> None:
+        for codec in ("raw", "int8"):
+            options = SessionOptions(codec=codec, drafts=False)
+            async with boxes(llama_dir, [(0, 3), (3, 6)], session=options) as box:
+                expected = await box.tokens(NUM_TOKENS)
+            options, checks = SessionOptions(codec=codec), SpotCheckOptions(share=1.0)
+            async with boxes(llama_dir, [(0, 3), (3, 6)] * 2, session=options, checks=checks) as box:
+                for num_tokens in (NUM_TOKENS, 17, 18):
+                    with guesses(expected, len(prompt), wrong_every=5) as yielded:
+                        assert await box.tokens(num_tokens) == expected[:num_tokens]
+                    assert sum(yielded) > len(yielded)
+                    await box.client.checks.settled()
+                assert [report.result for report in box.client.checks.reports] == ["passed"] * 6
+
+    virtual_time.run(scenario())
+
+
+def test_answer_that_repeats_itself_takes_fewer_passes(boxes: Any, llama_dir: Path) -> None:
+    """No guess is made here by the test: a bias leaves the model one token, so that it repeats itself."""
+    bias = {40: 100.0}
+
+    async def scenario() -> None:
+        found, num_passes = [], []
+        for drafts in (False, True):
+            async with boxes(llama_dir, [(0, 3), (3, 6)], session=SessionOptions(drafts=drafts)) as box:
+                with patch.object(Drafter, "drew", autospec=True, side_effect=Drafter.drew) as drew:
+                    found.append(await box.tokens(64, logit_bias=bias))
+                num_passes.append(drew.call_count)
+        assert found[0] == found[1]
+        assert num_passes[0] == 64
+        assert num_passes[1] < 16
+
+    virtual_time.run(scenario())

@@ -201,26 +201,28 @@ def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: in
     each other. They take turns: a hash leaves out one of them, or none. Liars that make an attempt fail can therefore
     get an honest member left out of some later attempts, but never out of a step's first one.
     """
-    disputes: dict[str, Counter[str]] = {peer: Counter() for peer in accusations}  # by peer and other peer
-    for by, accused in accusations.items():
-        for of in disputes.keys() & set(accused) - {by}:
-            disputes[by][of] += 1
-            disputes[of][by] += 1
+    heard = {by: accusations.keys() & set(accused) - {by} for by, accused in accusations.items()}
+    disputes = {  # by peer and other peer
+        peer: Counter([*accused, *(by for by, others in heard.items() if peer in others)])
+        for peer, accused in heard.items()
+    }
+    counts = {peer: others.total() for peer, others in disputes.items()}
     # the entry "" stands for leaving nobody out
     turns = {peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest() for peer in ("", *accusations)}
     left_out = []
-    while most := max((others.total() for others in disputes.values()), default=0):
-        worst = {peer for peer, others in disputes.items() if others.total() == most}
+    while most := max(counts.values(), default=0):
+        worst = {peer for peer, count in counts.items() if count == most}
         without_each_other = [peer for peer in worst if worst.isdisjoint(disputes[peer])]
         out = min(without_each_other) if without_each_other else min(("", *worst), key=turns.__getitem__)
         if out:
             left_out.append(out)
+            del counts[out]
             for other in disputes.pop(out):
-                del disputes[other][out]
+                counts[other] -= disputes[other].pop(out)
         else:  # their disputes with each other stay undecided
             for peer in worst:
                 for other in worst & disputes[peer].keys():
-                    del disputes[peer][other]
+                    counts[peer] -= disputes[peer].pop(other)
     return tuple(left_out)
 
 

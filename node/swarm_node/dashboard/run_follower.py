@@ -152,7 +152,7 @@ class FollowedRun:
             )
             self.refusals.appendleft(view)
             self.history.record_refusal(self.run_id, view)
-        step = self.open_step(report.outer_step)
+        step = self._open_step(report.outer_step)
         if step is not None:
             step.reports[peer_id] = report
         return step is not None
@@ -191,13 +191,13 @@ class FollowedRun:
 
     def _take_validation(self, peer_id: str, report: ValidationReport) -> bool:
         """Take in a held-out loss. Return whether it is new and belongs to a step that is still open."""
-        step = self.open_step(report.outer_step)
+        step = self._open_step(report.outer_step)
         if step is None or step.losses.get(peer_id) == report.loss:
             return False
         step.losses[peer_id] = report.loss
         return True
 
-    def open_step(self, outer_step: int) -> OpenStep | None:
+    def _open_step(self, outer_step: int) -> OpenStep | None:
         """Return what members report of a step, or None if the step is too old or too far ahead."""
         if not self._is_open(outer_step):
             return None

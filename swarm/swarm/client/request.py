@@ -128,12 +128,12 @@ def _prompt(
 class SamplingParams:
     """Options of `generate` for the draw of an answer's tokens and for its end. `Sampling` explains each field.
 
-    OWN_DEFAULTS that are None have the values of the model's generation_config.json; without these each token is the
-    likeliest one. `logit_bias` is by token id. Without a `seed`, each generation draws one. `grammar` or `json_schema`
-    restrict the text. With `num_logprobs` (0 to MAX_LOGPROBS), each token has its log probability and those of that
-    many likeliest tokens. With `echo`, the prompt's tokens come before the answer's, with `is_prompt` set, and
-    `max_tokens` may be 0; without `num_logprobs` the whole prompt is one Token. The whole answer may take `timeout_s`.
-    Raises ConfigError for invalid values.
+    Those that are None by default, from `temperature` to `repetition_penalty`, have the values of the model's
+    generation_config.json; without these each token is the likeliest one. `logit_bias` is by token id. Without a
+    `seed`, each generation draws one. `grammar` or `json_schema` restrict the text. With `num_logprobs` (0 to
+    MAX_LOGPROBS), each token has its log probability and those of that many likeliest tokens. With `echo`, the prompt's
+    tokens come before the answer's, with `is_prompt` set, and `max_tokens` may be 0; without `num_logprobs` the whole
+    prompt is one Token. The whole answer may take `timeout_s`. Raises ConfigError for invalid values.
     """
 
     temperature: float | None = None

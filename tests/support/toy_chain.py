@@ -14,7 +14,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 
 from support.plain_records import serve_record
@@ -77,6 +77,10 @@ def token_row(token: int) -> bytes:
     return token.to_bytes(ROW_BYTES, "little")
 
 
+def rows_in(rows: bytes) -> list[bytes]:
+    return [rows[at : at + ROW_BYTES] for at in range(0, len(rows), ROW_BYTES)]
+
+
 def outputs_of(tokens: list[int], num_blocks: int) -> list[int]:
     """Return what follows each position in one undisturbed pass."""
     states, found = first_states(0, num_blocks), []
@@ -96,6 +100,7 @@ class ToyAsk:
 
     wants_token: bool
     ahead: int = 0
+    num_drafts: int = 0
     _: KW_ONLY
     forward: bool
 
@@ -106,13 +111,22 @@ class ToySequence:
     end: int
     told: Neighbours
     states: list[States]
+    sequence_id: bytes
     num_links: int = 0
     is_fresh: bool = True
     busy_until_s: float = 0.0
+    num_drafts: int = 0
+    guessed: list[int] = field(default_factory=list)
+    answered: int = 0
+    reported_s: float = 0.0
 
     @property
     def length(self) -> int:
         return len(self.states) - 1
+
+    @property
+    def firm_length(self) -> int:
+        return self.length - self.num_drafts
 
 
 @dataclass
@@ -133,7 +147,8 @@ class ToyServer:
 class ToyWorld:
     """One history of a session.
 
-    `struck` counts its faults. With `draws_vary`, another sequence would draw another token.
+    `struck` counts its faults. With `draws_vary`, another sequence would draw another token. If it `has_drafts`, the
+    last server guesses tokens, four of five rightly.
     """
 
     def __init__(
@@ -158,6 +173,9 @@ class ToyWorld:
         self.push_loss = 0.0
         self.num_rows_run = 0
         self.num_looped = 0
+        self.num_drafted = 0
+        self.has_drafts = False
+        self._known: dict[bytes, States] = {first_states(0, num_blocks)[-1]: first_states(0, num_blocks)}
         self.num_anew = 0
         self.num_moves = 0
         self.draws_vary = False
@@ -185,6 +203,11 @@ class ToyWorld:
         if self.error:
             raise self.error
         self.is_answered, self.outputs = False, []
+        length, states = self.state.pipeline.length, first_states(0, self.num_blocks)
+        before = self.state.pipeline.buffers[0].rows(0, length) if length else b""
+        for row in [*rows_in(before), *map(token_row, tokens)]:
+            states = run_blocks(states, row)
+            self._known[states[-1]] = states
         self.carry_out(self.state.ask(b"".join(map(token_row, tokens)), self.now_s, ahead=ahead))
         self.run_until(lambda: self.is_answered or self.error is not None)
         if self.error is not None:
@@ -347,7 +370,8 @@ class ToyWorld:
             states.append(run_blocks(states[-1], tokens[position * ROW_BYTES : (position + 1) * ROW_BYTES]))
         for stage in self.state.stages:
             sequence = self.servers[stage.peer_id].sequences.get(stage.sequence_id)
-            for ours, held in zip(states, sequence.states if sequence else (), strict=False):
+            firm = sequence.states[: sequence.firm_length + 1] if sequence else ()
+            for ours, held in zip(states, firm, strict=False):
                 assert held == ours[stage.start : stage.end]
 
     # --- a server ---------------------------------------------------------------------------------------------------
@@ -389,10 +413,10 @@ class ToyWorld:
                     self.end_sequence(server, stage.sequence_id, PeerRefused("no hand-over"))
                     return
                 cut = slice(stage.start - sequence.start, stage.end - sequence.start)
-                states = [each[cut] for each in sequence.states]
+                states = [each[cut] for each in sequence.states[: sequence.firm_length + 1]]
             elif kept := server.pages.get((stage.start, stage.end)):
                 states = kept[: min(num_known, (len(kept) - 1) // 16 * 16) + 1]
-            server.sequences[stage.sequence_id] = ToySequence(stage.start, stage.end, told, states)
+            server.sequences[stage.sequence_id] = ToySequence(stage.start, stage.end, told, states, stage.sequence_id)
             length = len(states) - 1
             self.to_client(
                 server,
@@ -413,7 +437,7 @@ class ToyWorld:
             if sequence := server.sequences.get(stage.sequence_id):
                 sequence.told = told
                 sequence.num_links += 1
-                num_links, length = sequence.num_links, sequence.length
+                num_links, length = sequence.num_links, sequence.firm_length
                 self.to_client(
                     server,
                     stage.sequence_id,
@@ -433,60 +457,108 @@ class ToyWorld:
         if position > sequence.length:
             self.end_sequence(server, sequence_id, PeerViolation("a gap"))
             return
-        new = [rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)][sequence.length - position :]
-        if not new:
+        new, num_drafts = rows_in(rows), ask.num_drafts
+        num_run = max(0, min(len(new) - num_drafts, sequence.firm_length - position))
+        if num_run == len(new) - num_drafts:
             return
-        assert len(new) <= server.max_step_tokens or position == 0
+        new, position = new[num_run:], position + num_run
+        if num_drafts:  # a server may drop some, and the last one those that it did not make
+            most = self.random.randint(0, num_drafts)
+            most = min(most, len(sequence.guessed)) if sequence.end == self.num_blocks else most
+            new, num_drafts = new[: len(new) - num_drafts + most], most
+        assert len(new) <= server.max_step_tokens + num_drafts or position == 0
+        del sequence.states[position + 1 :]
         for row in new:
             sequence.states.append(run_blocks(sequence.states[-1], row))
+        sequence.num_drafts = num_drafts
         self.num_rows_run += len(new)
+        outputs = [states[-1] for states in sequence.states[position + 1 :]]
+        tokens = self.draw(sequence, ask) if sequence.end == self.num_blocks and ask.wants_token else []
         # the pages of a prompt that a server keeps; there is one prompt, so they need no names
-        if not self.draws_vary and len(server.pages.get((sequence.start, sequence.end), ())) < len(sequence.states):
-            server.pages[sequence.start, sequence.end] = list(sequence.states)
+        firm = sequence.states[: sequence.firm_length + 1]
+        if not self.draws_vary and len(server.pages.get((sequence.start, sequence.end), ())) < len(firm):
+            server.pages[sequence.start, sequence.end] = firm
         sequence.busy_until_s = max(sequence.busy_until_s, self.now_s) + self.random.uniform(0.0005, 0.01)
         sequence.busy_until_s += server.slow_s
-        reply = partial(self.reply, server, sequence_id, sequence.length, len(new), ask)
-        self.later(sequence.busy_until_s - self.now_s, reply)
-
-    def reply(self, server: ToyServer, sequence_id: bytes, position: int, num_rows: int, ask: ToyAsk) -> None:
-        sequence = server.sequences.get(sequence_id)
-        if sequence is None or not server.is_up:
-            return
-        assert not ask.wants_token or ask.forward or sequence.end == self.num_blocks, (
-            "only the last server returns a token"
-        )
-        outputs = [states[-1] for states in sequence.states[position - num_rows + 1 : position + 1]]
         if server.is_spoilt:
             outputs[-1] = BAD
-        rows, push_failed, looped = b"", False, False
-        if sequence.end == self.num_blocks:
-            outputs = outputs[-1:] if ask.wants_token else []
-            if self.draws_vary and ask.wants_token:
-                outputs = [hashlib.blake2b(sequence_id + outputs[-1], digest_size=ROW_BYTES).digest()]
-            if ask.wants_token:
-                self.drawn[sequence.states[position][-1]].add(int.from_bytes(outputs[-1], "little") % VOCAB)
-            if ask.ahead and sequence.told.downstream:
-                row = token_row(int.from_bytes(outputs[-1], "little") % VOCAB)
-                ahead = ToyAsk(True, ask.ahead - 1, forward=True)
-                looped = self.push(server, sequence_id, sequence.told.downstream, position, row, ahead)
-        elif ask.forward:
-            rows, outputs = b"".join(outputs), []
-            if sequence.told.downstream:
-                push_failed = not self.push(
-                    server, sequence_id, sequence.told.downstream, position - num_rows, rows, ask
-                )
-        else:
-            outputs = []
+        ask = replace(ask, num_drafts=num_drafts)
+        reply = partial(self.reply, server, sequence, position, outputs, ask)
+        if tokens:
+            reply = partial(self.reply_tokens, server, sequence, position + len(outputs) - num_drafts, tokens, ask)
+        self.later(sequence.busy_until_s - self.now_s, reply)
+
+    def token_after(self, sequence: ToySequence, output: bytes) -> int:
+        if self.draws_vary:
+            output = hashlib.blake2b(sequence.sequence_id + output, digest_size=ROW_BYTES).digest()
+        return int.from_bytes(output, "little") % VOCAB
+
+    def draw(self, sequence: ToySequence, ask: ToyAsk) -> list[int]:
+        """Draw at the last server, which keeps the drafts that are right and guesses the next ones."""
+        tokens, at, drafts = list[int](), sequence.firm_length, sequence.guessed[: sequence.num_drafts]
+        while not tokens or tokens[-1:] == drafts[len(tokens) - 1 : len(tokens)]:
+            at += bool(tokens)
+            output = sequence.states[at][-1]
+            tokens.append(self.token_after(sequence, output))
+            self.drawn[output].add(tokens[-1])
+        del sequence.states[at + 1 :]
+        sequence.num_drafts, sequence.guessed = 0, []
+        # the states of all blocks, which no server has, so that some guesses are right
+        full = self._known.get(sequence.states[at - len(tokens) + 1][-1])
+        for token in tokens if full else ():
+            full = run_blocks(full, token_row(token))
+            self._known[full[-1]] = full
+        most = min(ask.ahead - len(tokens), 5) if full and self.has_drafts else 0
+        for _ in range(self.random.randint(0, max(0, most))):
+            token = self.token_after(sequence, full[-1])
+            sequence.guessed.append(token if self.random.random() < 0.8 else (token + 1) % VOCAB)
+            full = run_blocks(full, token_row(token))
+        return tokens
+
+    def reply_tokens(
+        self, server: ToyServer, sequence: ToySequence, position: int, tokens: list[int], ask: ToyAsk
+    ) -> None:
+        """Send what the last server has drawn, and push the last token to the first server, with drafts."""
+        if sequence.sequence_id not in server.sequences or not server.is_up:
+            return
+        looped, sequence.answered = False, position + len(tokens) - 1
+        if ask.ahead >= len(tokens) and sequence.told.downstream:
+            ahead = ToyAsk(True, ask.ahead - len(tokens), len(sequence.guessed), forward=True)
+            rows = b"".join(map(token_row, (tokens[-1], *sequence.guessed)))
+            looped = self.push(server, sequence.sequence_id, sequence.told.downstream, sequence.answered, rows, ahead)
+        if not looped:
+            sequence.guessed = []
         self.num_looped += looped
+        self.num_drafted += len(tokens) - 1
+        for index, token in enumerate(tokens, 1):
+            ran = StepReport(
+                position=position + index - 1,
+                token=SampledToken(token_id=token),
+                looped=looped and index == len(tokens),
+                drafted=index < len(tokens),
+                num_links=sequence.num_links,
+            )
+            self.report(server, sequence, ran)
+
+    def reply(self, server: ToyServer, sequence: ToySequence, position: int, outputs: list[bytes], ask: ToyAsk) -> None:
+        if sequence.sequence_id not in server.sequences or not server.is_up:
+            return
+        assert not ask.wants_token or ask.forward, "only the last server returns a token"
+        rows, push_failed, to = b"", False, sequence.told.downstream
+        forward = ask.forward and sequence.end < self.num_blocks
+        if forward:
+            rows = b"".join(outputs)
+            push_failed = to is not None and not self.push(server, sequence.sequence_id, to, position, rows, ask)
         ran = StepReport(
-            position=position,
+            position=position + len(outputs),
             rows=rows,
-            token=SampledToken(token_id=int.from_bytes(outputs[-1], "little") % VOCAB) if outputs else None,
             push_failed=push_failed,
-            looped=looped,
             num_links=sequence.num_links,
+            num_drafts=ask.num_drafts,
         )
-        self.to_client(server, sequence_id, lambda stage: self.heard_result(stage, ran, outputs))
+        sequence.answered = ran.firm_end
+        is_token = len(outputs) - ask.num_drafts == 1
+        self.report(server, sequence, ran, can_wait=forward and to is not None and is_token)
 
     def push(self, server: ToyServer, source: bytes, to: Stage, position: int, rows: bytes, ask: ToyAsk) -> bool:
         """Push to another server. Return False if the sender notices that this failed."""
@@ -509,18 +581,35 @@ class ToyWorld:
                 or sequence.told.upstream is None
                 or sequence.told.upstream.sequence_id != source
                 or BAD in rows
+                or position > sequence.length
+                or len(rows) > ROW_BYTES * (target.max_step_tokens + ask.num_drafts)
             ):
-                return
-            if position > sequence.length or len(rows) > ROW_BYTES * target.max_step_tokens:
+                self.refused(server, source)
                 return
             self.step(target, to.sequence_id, position, rows, ask)
 
         self.send(server.peer_id, receiver, lambda: self.at_server(receiver, happen))
         return True
 
-    def heard_result(self, stage: Stage, ran: StepReport, outputs: list[bytes]) -> list[Action]:
-        rows = ran.rows
-        if BAD in (rows[i : i + ROW_BYTES] for i in range(0, len(rows), ROW_BYTES)) or BAD in outputs:
+    def refused(self, server: ToyServer, sequence_id: bytes) -> None:
+        """Report that the next server refused a push, or is gone."""
+        sequence = server.sequences.get(sequence_id)
+        if server.is_up and sequence is not None and sequence.answered:
+            ran = StepReport(position=sequence.answered, push_failed=True, num_links=sequence.num_links)
+            self.report(server, sequence, ran)
+
+    def report(self, server: ToyServer, sequence: ToySequence, ran: StepReport, can_wait: bool = False) -> None:
+        """Send a report, which a server may hold back for 0.1 s, but not behind the next one."""
+        is_bad = server.is_spoilt and ran.token is not None
+        wait_s = self.random.uniform(0.0, 0.1) if can_wait and self.has_drafts else 0.0
+        at_s = sequence.reported_s = max(sequence.reported_s, self.now_s + wait_s)
+        self.later(
+            at_s - self.now_s,
+            lambda: self.to_client(server, sequence.sequence_id, lambda stage: self.heard_result(stage, ran, is_bad)),
+        )
+
+    def heard_result(self, stage: Stage, ran: StepReport, is_bad: bool) -> list[Action]:
+        if BAD in rows_in(ran.rows) or is_bad:
             raise PeerViolation("not finite")
         return self.state.on_report(stage, ran, self.now_s)
 
@@ -528,6 +617,11 @@ class ToyWorld:
 
     def break_connection(self, server: ToyServer, error: SwarmError, delay_s: float = 0.0) -> None:
         sequences, server.sequences = server.sequences, {}
+        for other in self.servers.values():
+            for sequence in list(other.sequences.values()):
+                to = sequence.told.downstream
+                if other is not server and to is not None and to.sequence_id in sequences:
+                    self.later(self.random.uniform(0, 0.01), partial(self.refused, other, sequence.sequence_id))
 
         def tell() -> None:
             state = self.state
@@ -604,6 +698,7 @@ def any_world(seed: int) -> tuple[ToyWorld, Request]:
     spans = list(itertools.pairwise([0, *cuts, num_blocks])) * draw.choice([2, 2, 3])
     spans += [(0, num_blocks)] * draw.choice([0, 1, 1])
     world = ToyWorld(seed, num_blocks=num_blocks, spans=spans, chunk=draw.choice([1, 4, 16]), slow_wait_s=0.0)
+    world.has_drafts = random.Random(f"drafts/{seed}").random() < 0.7
     for _ in range(draw.choice([0, 1, 1, 2, 3, 5, 8])):
         strike = partial(world.strike, draw.choice(KINDS), draw.choice(list(world.servers.values())))
         world.later(draw.expovariate(2.0), strike)

@@ -116,10 +116,11 @@ class Pipeline:
     def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
         """Take a server's report of what it has run. Raises PeerViolation if the report is impossible."""
         is_last = stage.end == self.num_blocks
-        if self.lost_token.check(report.firm_end):
-            return []
-        if report.firm_end < stage.reported and report.firm_end - 1 in self.drafted:
+        lacks_drafts = report.lacks_drafts(stage.reported, self.drafted)
+        if self.lost_token.check(report.firm_end) or (lacks_drafts and report.rows):
             return []  # it was fed a right draft before it had reported that
+        if lacks_drafts:
+            report = replace(report, position=stage.reported)
         if report.firm_end < stage.reported or report.position > self.length + (0 if is_last else self.request.ahead):
             raise PeerViolation(f"the server ran {report.position} positions, of {self.length} after {stage.reported}")
         return self._take_token(stage, report, now_s) if is_last else self._take_rows(stage, report, now_s)
@@ -162,8 +163,7 @@ class Pipeline:
         """Process early reports up to the positions whose tokens the client knows."""
         while stage.early:
             buffer = self.buffers[stage.end]
-            report = stage.early.take(stage.num_run, self.length, self.drafted, buffer.row_bytes)
-            if report is None:
+            if (report := stage.early.take(stage.num_run, self.length, self.drafted, buffer.row_bytes)) is None:
                 return
             buffer.append_new(report.rows, report.position)
             self._progress(stage, report, now_s)

@@ -48,6 +48,12 @@ class StepReport:
         """The position before which there are no drafts."""
         return self.position - self.num_drafts
 
+    def lacks_drafts(self, num_reported: int, drafted: Collection[int]) -> bool:
+        """Return whether the report covers less than `num_reported` positions only since its server has not heard yet
+        that drafts were right."""
+        lacking = range(self.firm_end, num_reported)
+        return bool(lacking) and all(position in drafted for position in lacking)
+
     def cut(self, position: int, row_bytes: int) -> StepReport:
         """Return the report of the positions before `position`, none of which is a draft any more."""
         num_rows = max(0, len(self.rows) // row_bytes - (self.position - position))

@@ -66,12 +66,13 @@ def test_state_gives_the_undisturbed_answers_after_any_history_of_failures() -> 
 
 def test_state_leaves_no_server_with_a_token_that_was_lost_with_the_server_that_drew_it() -> None:
     """Another server could draw another token: at a tie, or with a sum in another order."""
-    num_looped = num_anew = num_failed = num_moves = 0
+    num_looped = num_drafted = num_anew = num_failed = num_moves = 0
     for seed in range(400):
         draw = random.Random(seed)
         spans = draw.choice([[(0, 1), (1, 2), (2, 3)], [(0, 2), (2, 3)], [(0, 1), (1, 3)], [(0, 3)]])
         world = ToyWorld(seed, num_blocks=3, spans=spans * 6, slow_wait_s=0.0)
         world.draws_vary, world.max_delay_s = True, draw.choice([0.02, 0.2, 1.0])
+        world.has_drafts = seed % 3 > 0
         now_s = 0.0
         for _ in range(8):
             now_s += draw.choice([0.0, 0.01, 0.1, 0.5, 2.0])
@@ -89,9 +90,11 @@ def test_state_leaves_no_server_with_a_token_that_was_lost_with_the_server_that_
             num_failed += 1
         assert not world.judged, f"seed {seed}: the innocent are blamed"
         num_looped += world.num_looped
+        num_drafted += world.num_drafted
         num_anew += world.num_anew
         num_moves += world.num_moves
-    assert num_looped > 400 * 20
+    assert num_looped > 400 * 15
+    assert num_drafted > 1000
     assert num_anew > 20
     assert num_moves > 20
     assert num_failed < 40
@@ -540,6 +543,23 @@ def test_report_of_a_right_draft_that_was_run_again_is_ignored() -> None:
     assert not state.on_report(first, StepReport(position=6, rows=bytes(ROW_BYTES)), 1.0)
     with pytest.raises(PeerViolation, match="ran 4 positions"):
         state.on_report(first, StepReport(position=4, rows=bytes(ROW_BYTES)), 1.0)
+
+
+def test_server_that_reports_a_lost_push_does_not_know_yet_which_drafts_were_right() -> None:
+    state = ring()
+    _, middle, last = state.stages
+    for first, position, num_drafts in ((0, 4, 0), (4, 7, 2)):
+        rows = bytes((position - first) * ROW_BYTES)
+        state.on_report(middle, StepReport(position=position, rows=rows, num_drafts=num_drafts), 1.0)
+    for position, drafted in ((4, False), (5, True), (6, True)):
+        state.on_report(last, StepReport(position=position, token=TOKEN, drafted=drafted, looped=not drafted), 1.0)
+        state.follow(token_row(7), 1.0)
+    assert middle.num_run == 7
+    # the last server is gone; the one before it had got only one token that was no draft
+    state.on_report(middle, StepReport(position=5, push_failed=True), 1.0)
+    assert middle in state.stages
+    with pytest.raises(PeerViolation, match="ran 4 positions"):
+        state.on_report(middle, StepReport(position=4, push_failed=True), 1.0)
 
 
 def test_drafts_are_no_token_that_was_lost_with_its_server() -> None:

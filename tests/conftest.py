@@ -113,10 +113,17 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
-    """Nor does one look through what earlier files have left: modules that they imported, models that they share."""
+    """Nor does one look through what earlier files have left: modules that they imported, models that they share.
+
+    Nor do torch's threads stay as many as a test's server chose: later tests of models would take five times as long.
+    """
+    torch = sys.modules.get("torch")
+    num_threads = torch.get_num_threads() if torch else 0
     try:
         return (yield)
     finally:
+        if torch:
+            torch.set_num_threads(num_threads)
         if nextitem is None or nextitem.path != item.path:
             gc.collect()
             gc.freeze()

@@ -302,7 +302,7 @@ class HeldSequence:
     max_tokens, blocks = MAX_TOKENS, (0, NUM_BLOCKS)
 
     def __init__(self, start: int, length: int) -> None:
-        self.blocks, self.length = (start, NUM_BLOCKS), length
+        self.blocks, self.length, self.num_queued = (start, NUM_BLOCKS), length, 0
 
     def room_for_drafts(self, position: int) -> int:
         return max(0, min(7, self.max_tokens - position))

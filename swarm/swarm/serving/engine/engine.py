@@ -139,8 +139,8 @@ class Engine:
     def room_for_drafts(self, sequence: EngineSequence, position: int) -> int:
         """Return how many drafts a sequence may run after its positions before `position`: none that need a further
         page, and together with the rows of other sequences no more than a pass computes at little cost."""
-        num_others = sum(1 for other in self._sequences if other is not sequence and not other.is_idle)
-        return min(sequence.num_pages * PAGE_TOKENS - position, CHEAP_ROWS // (1 + num_others) - 1)
+        num_others = sum(1 for other in self._sequences if other is not sequence and other.num_queued)
+        return min(sequence.num_pages * PAGE_TOKENS - position, cheap_drafts(1 + num_others))
 
     async def in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         """Run work that must not overlap with a step, such as a measurement or the transfer of a cache.
@@ -362,6 +362,11 @@ def _done(step: SequenceStep, last: PieceResult, batch_size: int) -> StepOutput:
         queue_ms=((step.begun_s or step.since_s) - step.since_s) * 1000,
         batch_size=batch_size,
     )
+
+
+def cheap_drafts(num_sequences: int) -> int:
+    """Return how many drafts each sequence of a pass may have; 0 or less: none."""
+    return CHEAP_ROWS // num_sequences - 1
 
 
 def _over() -> PeerRefused:

@@ -66,7 +66,7 @@ class SequenceStep(SchedulableStep):
 
 class EngineSequence:
     """Holds `length` positions, at most `max_tokens`; the last `num_drafts` are guesses, which the next step may
-    replace. Once `end_error` is set, every call raises that error.
+    replace. `num_queued` steps wait or run, as its session says. Once `end_error` is set, every call raises that error.
 
     `on_ended`, if set, is called when the sequence is ended without `close`: by eviction, a failure, or the engine's
     end. `inputs_of` returns the inputs of a page that has just become full, or None if they are not known.
@@ -90,7 +90,7 @@ class EngineSequence:
         self.end_error: SwarmError | None = None
         self.on_ended: Callable[[SwarmError], None] | None = None
         self.inputs_of: Callable[[int], PageInputs | None] = lambda _index: None
-        self.num_drafts = 0
+        self.num_drafts = self.num_queued = 0
         self._engine = engine
         self._names = names
         self._unnamed: list[int] = []  # tokens of the last positions, of which no page was named yet

@@ -191,6 +191,7 @@ class SessionInbox:
             num_drafts=num_drafts,
         )
         self._steps.append(step)
+        self._sequence.num_queued += 1
         self._arrived.set()
 
     async def next(self) -> CheckedStep:
@@ -201,6 +202,7 @@ class SessionInbox:
 
     def finish(self, step: CheckedStep) -> None:
         """Release the bytes of a step that was computed or failed."""
+        self._sequence.num_queued -= 1
         self._backpressure.give_back(self._client, step.x.nbytes)
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ import torch
 from support.arithmetic_span import prompt_of, rows_of, sums_of
 from support.faults import Fault
 from support.served_chain import PICK, Talk, World, floats, sequence_id, through, token_rows, with_servers
+from swarm.serving.engine.engine import CHEAP_ROWS
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.session_frames import (
@@ -173,8 +174,8 @@ def test_pick_beyond_the_longest_session_is_refused() -> None:
 # --- drafts -----------------------------------------------------------------------------------------------------------
 
 
-def draft_text(*tokens: int) -> DraftText:
-    return DraftText(sequence_id=sequence_id(1), token_ids=token_rows(*tokens).payload)
+def draft_text(*tokens: int, number: int = 1) -> DraftText:
+    return DraftText(sequence_id=sequence_id(number), token_ids=token_rows(*tokens).payload)
 
 
 @pytest.mark.parametrize("spans", [SPANS, [(0, 4)]])
@@ -199,6 +200,31 @@ def test_loop_with_drafts_draws_the_same_tokens_and_no_more(spans: list[tuple[in
     with_servers(work, spans)
 
 
+@pytest.mark.parametrize("num_sessions", [1, 4, 9])
+def test_sessions_of_one_pass_share_its_cheap_rows_for_their_drafts(num_sessions: int) -> None:
+    expected = greedy(30, 2)
+
+    async def work(world: World) -> None:
+        talks = await ring(world)
+        for number in range(2, num_sessions + 1):
+            for index, talk in enumerate(talks):
+                to = SequenceRef(peer_id=world.servers[1 - index].peer_id, sequence_id=sequence_id(number))
+                await talk.open(number, previous=to, next=to)
+        for number in range(1, num_sessions + 1):
+            talks[1].connection.send(draft_text(*expected, *PROMPT, number=number))
+        await asyncio.sleep(1.0)
+        for number in range(1, num_sessions + 1):
+            talks[0].send_step(token_rows(*PROMPT), 0, number, want="token", draw=replace(PICK, ahead=29), forward=True)
+        found = [await talks[1].next(StepResult) for _ in range(30 * num_sessions)]
+        assert sorted(result.position for result in found) == sorted([*range(21, 51)] * num_sessions)
+        for server in world.servers:
+            most = max(sum(piece.num_tokens for piece in batch.pieces) for batch in server.span.batches[3:])
+            assert most <= max(CHEAP_ROWS, num_sessions)
+            assert most > num_sessions or num_sessions > CHEAP_ROWS // 2
+
+    with_servers(work, [(0, 2), (2, 4)])
+
+
 def pushed(client: str, *tokens: int, position: int, drafts: int, number: int = 1) -> Push:
     return Push(
         client_peer_id=client,
@@ -210,6 +236,23 @@ def pushed(client: str, *tokens: int, position: int, drafts: int, number: int = 
         source_id=sequence_id(7),
         num_drafts=drafts,
     )
+
+
+def test_drafts_that_come_for_many_sessions_at_once_are_cut() -> None:
+    async def work(world: World) -> None:
+        before = world.internet.network()
+        talk, pushing = await world.talk(0), await world.talk(0, client=before)
+        previous = SequenceRef(peer_id=before.peer_id, sequence_id=sequence_id(7))
+        for number in range(1, 9):
+            await talk.open(number, previous=previous, end=3)
+            await talk.step(token_rows(*PROMPT[:8]), 0, number)
+        for number in range(1, 9):
+            pushing.connection.send(pushed(world.client.peer_id, *range(16), position=8, drafts=15, number=number))
+        results = [await talk.next(StepResult) for _ in range(8)]
+        assert sorted(result.num_drafts for result in results) == [1, 1, 1, 2, 3, 4, 7, 15]
+        await before.close()
+
+    with_servers(work)
 
 
 def test_drafts_that_a_last_server_did_not_make_are_dropped() -> None:

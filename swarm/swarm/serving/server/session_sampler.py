@@ -87,7 +87,8 @@ class SessionSampler:
         """Return the edits for the draw after each of the drafts, as if these had been drawn. Only if `can_draft`."""
         counts, found = self._counts, list[LogitEdits]()
         for index, token_id in enumerate(drafts, len(self._drawn) + 1):
-            counts = counts + Counter((token_id,))
+            counts = counts.copy()  # a sum of counters would take a Python loop over all tokens of the answer
+            counts[token_id] += 1
             found.append(self._edits(index, counts))
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -407,3 +408,13 @@ def test_session_ends_when_the_tokens_before_a_draw_do_not_come_in_time() -> Non
         assert isinstance((await talk.next(SequenceEnded)).error(""), PeerViolation), "a draw cannot be repeated"
 
     with_servers(work)
+
+
+def test_edits_after_drafts_take_little_time_late_in_a_long_answer() -> None:
+    sampler = SessionSampler(Sampler(presence_penalty=0.5), 2**15, None, None)  # type: ignore[arg-type]
+    sampler.recall(np.arange(2**15, dtype="<i4").tobytes())
+    since = time.process_time()
+    found = sampler.edits_after([7] * 15)
+    took_s = time.process_time() - since
+    assert [(edits.counts[6], edits.counts[7]) for edits in found] == [(1, num) for num in range(2, 17)]
+    assert took_s < 0.05, "a Python loop over all tokens of the answer for each draft"

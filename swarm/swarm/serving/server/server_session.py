@@ -157,8 +157,10 @@ class ServerSession:
             named = self.previous
             if named is None or (connection.peer_id, push.source_id) != (named.peer_id, named.sequence_id):
                 raise PeerViolation("the client did not name you as the previous server", peer_id=connection.peer_id)
-            if self.is_last and push.num_drafts > (num_drafts := len(self._drafter.drafts)):
-                push = replace(push, rows=push.rows.first(1 + num_drafts), num_drafts=num_drafts)  # a late push
+            # a late push has more, and a step that is not done leaves others
+            made = 0 if self.sequence.num_queued else len(self._drafter.drafts)
+            if self.is_last and push.num_drafts > made:
+                push = replace(push, rows=push.rows.first(1 + made), num_drafts=made)
             self._take(push, forward=not self.is_last, upstream_ms=push.upstream_ms)
         except SwarmError as error:
             refuse_push(push, connection, error)
@@ -307,10 +309,7 @@ class ServerSession:
             await self.connection.room()
             if step.forward:
                 await self._link.room()
-            drafts = self._drafter.drafts[: step.num_drafts] if self.is_last else ()
-            if self.is_last and len(drafts) < step.num_drafts:
-                raise PeerViolation(f"{step.num_drafts} drafts, of which this server made {len(drafts)}")
-            pick = await self._engine_pick(step, drafts)
+            pick = await self._engine_pick(step, self._drafter.drafts[: step.num_drafts])
             async with self.lock:
                 self.sequence.settle(step.position)
                 want = Want.ALL if step.forward else _WANTS[step.want]

@@ -132,6 +132,7 @@ class SessionInbox:
         self._client = client
         self._sequence = sequence
         self._span = span
+        self._is_last = sequence.blocks[1] == span.num_blocks
         self._max_step_tokens = max_step_tokens
         self._codec = codec
         self._on_taken = on_taken
@@ -167,6 +168,8 @@ class SessionInbox:
                 rows, position = rows.without(num_run), self.firm_length
         if position > self.length:
             raise PeerViolation(f"rows from position {position} on, and the session ends at {self.length}")
+        if self._num_drafts and self._is_last:
+            raise PeerViolation("rows beside drafts that this server has not compared yet")
         firm_end = position + rows.num_rows - num_drafts
         if num_drafts:
             num_drafts = min(num_drafts, self._sequence.room_for_drafts(firm_end), self._max_step_tokens - 1)
@@ -218,8 +221,7 @@ class SessionInbox:
             raise PeerViolation(
                 f"{position + num_rows} tokens, and the session has at most {self._sequence.max_tokens}"
             )
-        is_last = self._sequence.blocks[1] == span.num_blocks
-        if is_last and want == "all" and 4 * num_rows * span.vocab_size > limits.MAX_MESSAGE_BYTES // 2:
+        if self._is_last and want == "all" and 4 * num_rows * span.vocab_size > limits.MAX_MESSAGE_BYTES // 2:
             raise PeerViolation(f"the logits of {num_rows} tokens are too large for one message")
 
     def _decoded(self, rows: Rows) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.arithmetic_span import prompt_of, rows_of, sums_of
 from support.faults import Fault
-from support.served_chain import PICK, Talk, World, floats, sequence_id, through, token_rows, with_servers
+from support.served_chain import PICK, Talk, World, floats, hidden_rows, sequence_id, through, token_rows, with_servers
 from swarm.serving.engine.engine import CHEAP_ROWS
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
@@ -269,6 +269,48 @@ def test_drafts_that_a_last_server_did_not_make_are_dropped() -> None:
         await liar.close()
 
     with_servers(work)
+
+
+@pytest.mark.parametrize("num_drafts", [(2, 0), (0, 2)])
+def test_wrong_push_beside_drafts_does_not_end_the_session(num_drafts: tuple[int, int]) -> None:
+    """The previous server pushes a step before the last server has compared drafts, or made those of the step."""
+    expected = greedy(9, 2)
+    rows_TH = rows_of(sums_of(torch.tensor([*PROMPT, *expected], dtype=torch.float32)), False)
+
+    async def work(world: World) -> None:
+        liar = world.internet.network()
+        talk, pushing = await world.talk(1), await world.talk(1, client=liar)
+        previous = SequenceRef(peer_id=liar.peer_id, sequence_id=sequence_id(7))
+        # the first server takes no token, since it has no such sequence
+        await talk.open(previous=previous, next=SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=bytes(16)))
+        await asyncio.sleep(1.0)
+        talk.connection.send(draft_text(*expected, *PROMPT))
+
+        def push(position: int, drafts: int) -> None:
+            rows = hidden_rows(rows_TH[position : position + 1 + drafts])
+            wanted = pushed(world.client.peer_id, 0, position=position, drafts=0)
+            pushing.connection.send(replace(wanted, rows=rows, num_drafts=drafts))
+
+        async def token() -> int:
+            while (result := await talk.next(StepResult)).token is None:
+                pass
+            return result.token.token_id
+
+        talk.send_step(hidden_rows(rows_TH[:21]), 0, want="token", draw=replace(PICK, ahead=29))
+        for position in (21, 22):
+            assert await token() == expected[position - 21]
+            push(position, 0)
+        assert await token() == expected[2]
+        push(23, num_drafts[0])
+        push(24, num_drafts[1])
+        num_drawn = 6 if num_drafts[0] else 5
+        for known in expected[3:num_drawn]:
+            assert await token() == known
+        push(20 + num_drawn, 0)
+        assert await token() == expected[num_drawn]
+        await liar.close()
+
+    with_servers(work, [(0, 2), (2, 4)])
 
 
 def test_drafts_in_the_middle_are_replaced_by_the_next_step() -> None:

@@ -31,8 +31,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from swarm.client.request import schema_grammar
-from swarm.serving.sampling.sampling import MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, Sampling
-from swarm.serving.tokenizer.model_assets import OWN_DEFAULTS
+from swarm.serving.sampling.sampling import MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, OWN_DEFAULTS, Sampling
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar

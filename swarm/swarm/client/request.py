@@ -18,8 +18,8 @@ from swarm_protocol.records import ServeRecord
 from swarm_protocol.sampler import Grammar
 
 from swarm.router.routing import NoRoom
-from swarm.serving.sampling.sampling import Sampling, check_kind
-from swarm.serving.tokenizer.model_assets import OWN_DEFAULTS, Message, ModelAssets
+from swarm.serving.sampling.sampling import OWN_DEFAULTS, Sampling, check_kind
+from swarm.serving.tokenizer.model_assets import Message, ModelAssets
 
 A = TypeVar("A")
 

@@ -108,6 +108,25 @@ def test_models_check_says_that_there_is_no_tokenizer_and_names_a_damaged_one(
 
 
 @pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ('{"do_sample": true, "temperature": 9}', "temperature is 9"),
+        ('{"do_sample": true, "top_k": -5}', "top_k is -5"),
+        ("[]", "it is not an object"),
+    ],
+)
+def test_models_check_refuses_default_options_with_which_no_client_could_ask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], written: str, said: str
+) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1)).save_pretrained(tmp_path / "story")
+    (tmp_path / "story" / "generation_config.json").write_text(written)
+    code, out, err = check(capsys, str(tmp_path / "story"))
+    assert (code, out) == (1, "")
+    assert f"generation_config.json: {said}" in err
+
+
+@pytest.mark.parametrize(
     ("index", "said"),
     [
         ('{"weight_map": {"\\u001b[2J": "model.safetensors"}}', "lacks [2J"),

@@ -13,8 +13,7 @@ from node.gateway.scripted_client import ScriptedClient, ScriptedToken, converse
 from openai import AsyncOpenAI
 from pydantic import ValidationError
 from swarm.client.request import schema_grammar
-from swarm.serving.sampling.sampling import MAX_STOPS, Sampling
-from swarm.serving.tokenizer.model_assets import OWN_DEFAULTS
+from swarm.serving.sampling.sampling import MAX_STOPS, OWN_DEFAULTS, Sampling
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.api_errors import MAX_TOLD
 from swarm_node.gateway.chat_schema import ChatRequest

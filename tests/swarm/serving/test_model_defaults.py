@@ -14,7 +14,8 @@ import torch
 from support.text_models import byte_tokenizer
 from support.tokenizer_here import TokenizerHere
 from swarm.serving.model.model_files import open_model
-from swarm.serving.tokenizer.model_assets import OWN_DEFAULTS, open_assets
+from swarm.serving.sampling.sampling import OWN_DEFAULTS
+from swarm.serving.tokenizer.model_assets import open_assets
 from swarm.testing import virtual_time
 from swarm_protocol.errors import IntegrityError
 from transformers import AutoModelForCausalLM, GenerationConfig

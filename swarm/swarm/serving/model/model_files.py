@@ -24,10 +24,12 @@ from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
 from swarm.serving.model.safetensors_reader import read_header
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES, check_counts, context_tokens
+from swarm.serving.sampling.sampling import checked_options, written_options
 from swarm.threads import BUILDING
 from swarm.whole_files import write_whole
 
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 SINGLE = "model.safetensors"
 DOWNLOAD = "download.json"
 """Written by `hub_download`, which may load only some shards: the commit, and the number of values of every tensor."""
@@ -123,8 +125,8 @@ class ModelFiles:
     def small_files(self) -> dict[str, bytes]:
         """Read the existing files of SMALL_FILES.
 
-        Raises ConfigError for one that is too large, IntegrityError for a JSON file that is none: with half a tokenizer
-        every request would fail at the client.
+        Raises ConfigError for one that is too large, IntegrityError for a JSON file that is none, or default sampling
+        options that no request could have: with half a tokenizer, or these, every request would fail at the client.
         """
         found = {name: self.directory / name for name in SMALL_FILES if (self.directory / name).is_file()}
         for name, path in found.items():
@@ -140,10 +142,21 @@ def _read_small(path: Path) -> bytes:
     content = path.read_bytes()
     if path.suffix == ".json":
         try:
-            json.loads(content)
+            value = json.loads(content)
         except (ValueError, RecursionError) as error:
             raise IntegrityError(f"{path} is damaged: {one_line(error)}", remedy="download it again") from error
+        if path.name == GENERATION:
+            _check_options(path.parent, value)
     return content
+
+
+def _check_options(directory: Path, generation: Any) -> None:
+    try:
+        checked_options(written_options(generation))
+    except (ValueError, TypeError) as error:
+        raise IntegrityError(
+            f"clients refuse the model in {directory}: {one_line(error)}", remedy="correct that file"
+        ) from error
 
 
 def hub_revision(commit: str, dtype: str) -> str:

@@ -11,8 +11,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
 from types import MappingProxyType
+from typing import Any
 
 from swarm_protocol import limits
+from swarm_protocol.checks import check_int
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar, Sampler
 from swarm_protocol.session_frames import TokenDraw
@@ -21,6 +23,9 @@ MAX_TEMPERATURE = 2.0
 MAX_STOPS = 32
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
+
+OWN_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Sampling options of which a model may have its own defaults, in its generation_config.json."""
 
 _PENALTY = f"use {-limits.MAX_PENALTY:g} to {limits.MAX_PENALTY:g}"
 _SMALLEST = math.ulp(0.0)
@@ -134,6 +139,30 @@ class Sampling:
         if self.grammar is not None and (self.min_tokens or self.ignore_eos):
             name = "min_tokens" if self.min_tokens else "ignore_eos"
             raise ConfigError(f"{name} cannot be used with a grammar, which determines the end", remedy="leave it out")
+
+
+def written_options(generation: Any) -> dict[str, Any]:
+    """Return the sampling options of a generation config, unchecked. As for transformers' generate, those of a draw
+    count only with `do_sample`, whose temperature is 1 by default. Raises TypeError if it is no JSON object."""
+    if not isinstance(generation, dict):
+        raise TypeError("generation_config.json: it is not an object")
+    names, given = ["repetition_penalty"], dict[str, Any]()
+    if generation.get("do_sample") is True:
+        names, given = [*names, "temperature", "top_p", "top_k", "min_p"], {"temperature": 1.0}
+    return given | {name: generation[name] for name in names if generation.get(name) is not None}
+
+
+def checked_options(written: Mapping[str, Any]) -> Mapping[str, float]:
+    """Return the options of a generation config. Some models write -1 for a `top_k` without limit. Raises ValueError
+    if a request could not have these values."""
+    given = {name: written[name] for name in OWN_DEFAULTS if name in written}
+    try:
+        if "top_k" in given:
+            given["top_k"] = max(0, check_int(given["top_k"], "top_k", low=-1, high=limits.MAX_VOCAB))
+        Sampling(**given)
+    except (ConfigError, ValueError) as error:
+        raise ValueError(f"generation_config.json: {error}") from None
+    return MappingProxyType(given)
 
 
 def _are_ids(values: Collection[int]) -> bool:

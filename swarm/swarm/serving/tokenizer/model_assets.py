@@ -29,7 +29,7 @@ from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest, FilesRes
 from swarm.child_process import ChildFailure, ChildProcess
 from swarm.network.interface import Network
 from swarm.serving.model.shape import SMALL_FILES, ModelShape
-from swarm.serving.sampling.sampling import Sampling
+from swarm.serving.sampling.sampling import checked_options
 from swarm.serving.tokenizer.token_table import TokenTable, table_from_json
 from swarm.temporary_folder import make_folder
 
@@ -41,9 +41,6 @@ TURN_S = 90.0
 next process."""
 
 MAX_END_IDS = 64
-
-OWN_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Sampling options of which a model may have its own defaults, in its generation_config.json."""
 
 Message = Mapping[str, Any]
 NOTHING: Message = MappingProxyType({})
@@ -326,7 +323,7 @@ def assets_of(model: str, revision: str, reply: Any, queue: TokenizerQueue) -> M
             context_tokens=check_int(reply["context_tokens"], "context_tokens", low=1, high=limits.MAX_SESSION_TOKENS),
             # some models name end tokens beyond their vocabulary, which never occur
             end_ids=frozenset(i for i in _end_ids(reply["end_ids"]) if 0 <= i < reply["vocab_size"]),
-            sampling=_sampling(reply["sampling"]),
+            sampling=checked_options(reply["sampling"]),
             table=None if reply["table"] is None else table_from_json(reply["table"]),
             has_chat_template=reply["has_chat_template"] is True,
             queue=queue,
@@ -351,18 +348,6 @@ async def fetch_files(network: Network, model: str, revision: str, peer_id: str)
     if response.revision != revision:
         raise PeerError(f"the server has another revision of {model}", peer_id=peer_id)
     return {name: payload for name, payload in response.files.items() if name in SMALL_FILES}
-
-
-def _sampling(reply: Any) -> Mapping[str, float]:
-    """Return the options of a generation config. Some models write -1 for a `top_k` without limit."""
-    given = {name: reply[name] for name in OWN_DEFAULTS if name in reply}
-    if "top_k" in given:
-        given["top_k"] = max(0, check_int(given["top_k"], "top_k", low=-1, high=limits.MAX_VOCAB))
-    try:
-        Sampling(**given)
-    except ConfigError as error:
-        raise ValueError(f"generation_config.json: {error}") from None
-    return MappingProxyType(given)
 
 
 def _end_ids(reply: Any) -> list[int]:

@@ -32,6 +32,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from swarm.child_process import OUT_OF_MEMORY
 from swarm.heap import uncollected
 from swarm.serving.model.shape import SMALL_FILES, check_counts, context_tokens
+from swarm.serving.sampling.sampling import written_options
 from swarm.serving.tokenizer.token_table import (
     MAX_TABLE_BYTES,
     MAX_TABLE_TOKENS,
@@ -267,7 +268,7 @@ def load_tokenizer(model: str, directory: Path) -> LoadedTokenizer:
             "vocab_size": int(config.vocab_size),
             "context_tokens": context_tokens(config),
             "end_ids": _end_ids(generation, config, tokenizer),
-            "sampling": _sampling(generation),
+            "sampling": written_options(generation),
             "has_chat_template": bool(tokenizer.chat_template),
         }
         return LoadedTokenizer(model=model, about=about, tokenizer=tokenizer)
@@ -310,15 +311,6 @@ def _end_ids(generation: Mapping[str, Any], config: Any, tokenizer: Any) -> list
     if ends is None:
         return []
     return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
-
-
-def _sampling(generation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling options of the generation config, unchecked. As for transformers' generate, those of a draw
-    count only with `do_sample`, whose temperature is 1 by default."""
-    names, given = ["repetition_penalty"], dict[str, Any]()
-    if generation.get("do_sample") is True:
-        names, given = [*names, "temperature", "top_p", "top_k", "min_p"], {"temperature": 1.0}
-    return given | {name: generation[name] for name in names if generation.get(name) is not None}
 
 
 def _decoder_parts(decoder: Any) -> str | None:

@@ -173,7 +173,7 @@ class Pipeline:
         is_last = stage.end == self.num_blocks
         if not is_last and not report.has_forwarded_tokens and self._is_timed(stage, report):
             self.request.note_spent(report, self.stages[: self.stages.index(stage)])
-        stage.progress(report, now_s)
+        stage.progress(report, now_s, self.drafted)
         downstream = self._downstream(stage, self.stages)
         # otherwise the outputs went to the stage that it was linked to before
         is_current = report.num_links == stage.link.num_updates

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from swarm_protocol.limits import SEQUENCE_ID_BYTES
@@ -237,21 +237,24 @@ class Stage:
         if not owed and num_arrived > self.num_run:
             self._set_deadline(now_s)
 
-    def progress(self, report: StepReport, now_s: float) -> None:
-        """Record that the server has run everything before the report's position."""
+    def progress(self, report: StepReport, now_s: float, drafted: Collection[int] = ()) -> None:
+        """Record that the server has run everything before the report's position; the positions `drafted` took no pass
+        of their own."""
         num_tokens, owed = report.position - self.num_run, self.num_arrived > self.num_run
         if not num_tokens:
             return
+        is_of_tokens = num_tokens == 1 or report.has_forwarded_tokens
+        num_passes = sum(at not in drafted for at in range(self.num_run, report.position)) if is_of_tokens else 0
         self.num_run = report.position
         self.num_expected = max(self.num_expected, report.position)
         self.num_arrived = max(self.num_arrived, report.position)
         # if it owed nothing, its input arrived by a push that had not been reported yet
         took_s = now_s - self.since_s if owed else 0.0
-        if num_tokens == 1 or report.has_forwarded_tokens:
+        if is_of_tokens:
             self.times_ms.append(took_s * 1000 / num_tokens)
-        if owed and report.has_forwarded_tokens:
-            self.timer.took(1, took_s / num_tokens)
-        elif owed:
+        if owed and num_passes:
+            self.timer.took(1, took_s / num_passes)
+        elif owed and not is_of_tokens:
             self.timer.took(num_tokens, took_s)
         if not report.has_forwarded_tokens and report.position > self.replays_until:
             self._note_times(num_tokens, report, took_s * 1000)

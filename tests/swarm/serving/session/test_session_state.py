@@ -562,6 +562,31 @@ def test_server_that_reports_a_lost_push_does_not_know_yet_which_drafts_were_rig
         state.on_report(middle, StepReport(position=4, push_failed=True), 1.0)
 
 
+@pytest.mark.parametrize("index", [0, 2], ids=["first", "last"])
+def test_server_has_as_much_time_for_a_pass_with_drafts_as_its_passes_took(index: int) -> None:
+    state, now_s = ring(ahead=170), 0.0
+    first, _, last = state.stages
+    for stage in (first, last):
+        stage.expect_report(4, 0.0)
+    state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0)
+    state.follow(token_row(7), 1.0)
+    for start in range(4, 154, 15):
+        now_s += 9.0
+        rows = bytes(15 * ROW_BYTES)
+        held = StepReport(position=start + 15, rows=rows, num_drafts=14, has_forwarded_tokens=True)
+        state.on_report(first, held, now_s)
+        for position in range(start + 1, start + 16):
+            drafted = position < start + 15
+            state.on_report(
+                last, StepReport(position=position, token=TOKEN, drafted=drafted, looped=not drafted), now_s
+            )
+            state.follow(token_row(7), now_s)
+        for stage in (first, last):
+            stage.expect_report(start + 30, now_s)
+    assert state.stages[index].timer.timeout_s(1, 0) > 2 * 9.0
+
+
 def test_drafts_are_no_token_that_was_lost_with_its_server() -> None:
     """A server that holds only drafts beyond what the client knows has not heard of the lost token."""
     for num_drafts in (3, 2):

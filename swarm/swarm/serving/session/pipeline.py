@@ -103,7 +103,7 @@ class Pipeline:
         assert request.ahead > 0
         assert not self.is_asked
         self.buffers[0].append(row)
-        request.goes_on(now_s)
+        request.goes_on(now_s, is_drafted=start in self.drafted)
         if self._has_looped:
             first, last = self.stages[0], self.stages[-1]
             self._expect_pushes([last, *self.stages], start, self.length)

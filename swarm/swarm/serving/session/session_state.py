@@ -264,8 +264,7 @@ class SessionState:
         self._find(self.repairs[-1])
 
     def _leave_straggler(self, now_s: float) -> None:
-        request = self.pipeline.request  # the answer probably gets as many tokens more as so far
-        found = self._stragglers.find(self.stages, min(request.ahead, request.num_drawn), now_s)
+        found = self._stragglers.find(self.stages, self.pipeline.request.passes_to_come, now_s)
         if found is not None:
             self.repairs.append(Repair.of(found.stage, SessionError("the server has become slow"), now_s, found))
             self._find(self.repairs[-1])

@@ -42,8 +42,8 @@ MAX_TOKEN_S = 30.0
 """The maximum for one token. Without it, the timeout for a server that always answers just in time would grow for
 ever."""
 
-RECENT_TOKENS = 8
-"""Number of tokens by which a stage counts as slow."""
+RECENT_PASSES = 8
+"""Number of passes by which a stage counts as slow: each yields one token, or several with drafts."""
 
 
 class StepTimer:
@@ -167,7 +167,7 @@ class Stage:
     is_local: bool = False
     output_row_bytes: int = 0
     promised_ms: float = math.inf
-    times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_TOKENS))
+    times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_PASSES))
 
     @classmethod
     def at(cls, hop: Hop, *, row_bytes: int, output_row_bytes: int, is_local: bool) -> Stage:
@@ -208,12 +208,12 @@ class Stage:
         return self.replace_from_s < math.inf
 
     def recent_ms(self) -> float:
-        """Return the mean time of the last tokens without the longest, which may have waited for another session's
+        """Return the mean time of the last passes without the longest, which may have waited for another session's
         prompt; infinity if it is not known yet."""
         times_ms = self.times_ms
-        if len(times_ms) < RECENT_TOKENS:
+        if len(times_ms) < RECENT_PASSES:
             return math.inf
-        return (sum(times_ms) - max(times_ms)) / (RECENT_TOKENS - 1)
+        return (sum(times_ms) - max(times_ms)) / (RECENT_PASSES - 1)
 
     @property
     def bytes_under_way(self) -> int:
@@ -250,8 +250,8 @@ class Stage:
         self.num_arrived = max(self.num_arrived, report.position)
         # if it owed nothing, its input arrived by a push that had not been reported yet
         took_s = now_s - self.since_s if owed else 0.0
-        if is_of_tokens:
-            self.times_ms.append(took_s * 1000 / num_tokens)
+        if num_passes:
+            self.times_ms.append(took_s * 1000 / num_passes)
         if owed and num_passes:
             self.timer.took(1, took_s / num_passes)
         elif owed and not is_of_tokens:
@@ -296,24 +296,32 @@ class Stage:
 class PendingRequest:
     """Holds the caller's last request: the token after the last position. Positions before `answered` are answered.
 
-    `num_drawn` tokens were drawn ahead, and `ahead` more may be. `may_draw` is set once a server was asked to draw. If
-    `is_timed`, a single token has been under way since `asked_s`, through stages that have not changed; `num_timed` of
-    these have reported that they spent `spent_ms` on it.
+    `num_drawn` tokens were drawn ahead, `num_drafted` of them as drafts, and `ahead` more may be. `may_draw` is set
+    once a server was asked to draw. If `is_timed`, a single token has been under way since `asked_s`, through stages
+    that have not changed; `num_timed` of these have reported that they spent `spent_ms` on it.
     """
 
     answered: int = 0
     ahead: int = 0
     num_drawn: int = 0
+    num_drafted: int = 0
     may_draw: bool = False
     asked_s: float = 0.0
     is_timed: bool = False
     num_timed: int = 0
     spent_ms: float = 0.0
 
-    def goes_on(self, now_s: float) -> None:
+    @property
+    def passes_to_come(self) -> int:
+        """The passes that the answer still takes, if it gets as many tokens more as so far."""
+        num_passes = self.num_drawn - self.num_drafted
+        return min(num_passes, self.ahead * num_passes // max(1, self.num_drawn))
+
+    def goes_on(self, now_s: float, *, is_drafted: bool) -> None:
         """Record that the next token, which was drawn ahead, is asked for now."""
         self.ahead -= 1
         self.num_drawn += 1
+        self.num_drafted += is_drafted
         self.asked_s, self.is_timed, self.num_timed, self.spent_ms = now_s, True, 0, 0.0
 
     def note_spent(self, report: StepReport, all_upstream: Sequence[Stage]) -> None:

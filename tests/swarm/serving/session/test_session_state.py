@@ -562,17 +562,17 @@ def test_server_that_reports_a_lost_push_does_not_know_yet_which_drafts_were_rig
         state.on_report(middle, StepReport(position=4, push_failed=True), 1.0)
 
 
-@pytest.mark.parametrize("index", [0, 2], ids=["first", "last"])
-def test_server_has_as_much_time_for_a_pass_with_drafts_as_its_passes_took(index: int) -> None:
-    state, now_s = ring(ahead=170), 0.0
+def after_passes_with_drafts(num_passes: int, pass_s: float) -> SessionState:
+    """Return a ring whose first and last server took this long for each pass of 15 tokens."""
+    state, now_s = ring(ahead=300), 0.0
     first, _, last = state.stages
     for stage in (first, last):
         stage.expect_report(4, 0.0)
     state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0)
     state.follow(token_row(7), 1.0)
-    for start in range(4, 154, 15):
-        now_s += 9.0
+    for start in range(4, 4 + 15 * num_passes, 15):
+        now_s += pass_s
         rows = bytes(15 * ROW_BYTES)
         held = StepReport(position=start + 15, rows=rows, num_drafts=14, has_forwarded_tokens=True)
         state.on_report(first, held, now_s)
@@ -584,7 +584,22 @@ def test_server_has_as_much_time_for_a_pass_with_drafts_as_its_passes_took(index
             state.follow(token_row(7), now_s)
         for stage in (first, last):
             stage.expect_report(start + 30, now_s)
-    assert state.stages[index].timer.timeout_s(1, 0) > 2 * 9.0
+    return state
+
+
+@pytest.mark.parametrize("index", [0, 2], ids=["first", "last"])
+def test_server_has_as_much_time_for_a_pass_with_drafts_as_its_passes_took(index: int) -> None:
+    assert after_passes_with_drafts(10, 9.0).stages[index].timer.timeout_s(1, 0) > 2 * 9.0
+
+
+@pytest.mark.parametrize("index", [0, 2], ids=["first", "last"])
+def test_server_is_as_slow_with_drafts_as_its_passes_are(index: int) -> None:
+    assert after_passes_with_drafts(10, 2.0).stages[index].recent_ms() == pytest.approx(2000.0)
+
+
+def test_move_saves_time_in_each_pass_to_come_not_in_each_token_of_it() -> None:
+    assert after_passes_with_drafts(8, 2.0).pipeline.request.passes_to_come == 9, "as many as so far"
+    assert after_passes_with_drafts(15, 2.0).pipeline.request.passes_to_come == 5, "for 74 tokens"
 
 
 def test_drafts_are_no_token_that_was_lost_with_its_server() -> None:

@@ -17,7 +17,7 @@ from support.plain_records import serve_record
 from swarm.router.routing import Hop
 from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.session.peer_health import SUSPECTED_S
-from swarm.serving.session.stage import RECENT_TOKENS, Neighbours, Stage
+from swarm.serving.session.stage import RECENT_PASSES, Neighbours, Stage
 from swarm.serving.session.straggler import LOOK_S, PAUSE_S, WAIT_S, Straggler, StragglerWatch
 from swarm.testing import virtual_time
 from swarm_protocol.records import ServeRecord
@@ -34,7 +34,7 @@ def stages_of(*times_ms: float, fed_by_client: int | None = None, is_local: int 
         record = serve_record(index, index + 1, num_blocks=len(times_ms))
         hop = Hop(peer_id=f"s{index}", start=index, end=index + 1, cost_ms=PROMISED_MS, record=record)
         stage = Stage.at(hop, row_bytes=8, output_row_bytes=8, is_local=index == is_local)
-        stage.times_ms.extend([ms] * RECENT_TOKENS)
+        stage.times_ms.extend([ms] * RECENT_PASSES)
         if stages and index != fed_by_client:
             stages[-1].link.neighbours = Neighbours(downstream=stage)
         stages.append(stage)
@@ -61,7 +61,7 @@ def test_watch_names_the_slowest_stage_when_it_was_slow_for_long_enough() -> Non
     assert WAIT_S <= first_s <= WAIT_S + 2 * LOOK_S
     found = slowest_of(stages)
     assert found is not None
-    assert (found.stage, found.token_ms) == (stages[1], 300.0)
+    assert (found.stage, found.pass_ms) == (stages[1], 300.0)
     assert found.slowdown == 2, "the best of the others takes twice as long as it promised"
 
 
@@ -125,8 +125,8 @@ def test_watch_names_one_of_two_stages_that_are_slowest_in_turns() -> None:
     watch, stages = StragglerWatch(WAIT_S), stages_of(150.0, 160.0)
     found_s = []
     for look in range(round(2 * WAIT_S / LOOK_S)):
-        stages[look % 2].times_ms.extend([200.0] * RECENT_TOKENS)
-        stages[1 - look % 2].times_ms.extend([150.0] * RECENT_TOKENS)
+        stages[look % 2].times_ms.extend([200.0] * RECENT_PASSES)
+        stages[1 - look % 2].times_ms.extend([150.0] * RECENT_PASSES)
         found_s += found_within(watch, stages, look * LOOK_S, (look + 1) * LOOK_S)
     assert found_s == [WAIT_S]
 
@@ -135,13 +135,13 @@ def test_watch_waits_anew_when_an_answer_that_was_fast_enough_becomes_slow() -> 
     """Else all sessions of a server, which had answered at this speed for long, would leave it at the same moment."""
     watch, (stage,) = StragglerWatch(WAIT_S), stages_of(80.0)
     assert not found_within(watch, [stage], 0.0, 3 * WAIT_S)
-    stage.times_ms.extend([300.0] * RECENT_TOKENS)
+    stage.times_ms.extend([300.0] * RECENT_PASSES)
     (first_s,) = found_within(watch, [stage], 3 * WAIT_S, PAUSE_S)
     assert first_s >= 4 * WAIT_S - LOOK_S
 
 
 @pytest.mark.parametrize(
-    ("token_ms", "slowdown", "num_tokens", "promised_ms", "replay_s", "expected"),
+    ("pass_ms", "slowdown", "num_passes", "promised_ms", "replay_s", "expected"),
     [
         (2000.0, 1.0, 100, 30.0, 5.0, True),
         (110.0, 1.0, 100, 8.0, 0.5, True),
@@ -153,10 +153,10 @@ def test_watch_waits_anew_when_an_answer_that_was_fast_enough_becomes_slow() -> 
     ],
 )
 def test_move_is_worth_it(
-    token_ms: float, slowdown: float, num_tokens: int, promised_ms: float, replay_s: float, *, expected: bool
+    pass_ms: float, slowdown: float, num_passes: int, promised_ms: float, replay_s: float, *, expected: bool
 ) -> None:
-    (stage,) = stages_of(token_ms)
-    slow = Straggler(stage=stage, token_ms=token_ms, slowdown=slowdown, num_tokens=num_tokens)
+    (stage,) = stages_of(pass_ms)
+    slow = Straggler(stage=stage, pass_ms=pass_ms, slowdown=slowdown, num_passes=num_passes)
     assert slow.is_worth_leaving(promised_ms, replay_s) is expected
     assert not slow.is_worth_leaving(math.inf, replay_s)
 
@@ -191,7 +191,7 @@ async def left(box: Any, drags: Mapping[str, Drag], *slow_hops: int) -> list[tup
     generation, tokens = box.generate(NUM_TOKENS), []
     async for token in generation:
         tokens.append(token.token_id)
-        if len(tokens) == RECENT_TOKENS:
+        if len(tokens) == RECENT_PASSES:
             peers = [hop["peer_id"] for hop in generation.trace()["hops"]]
             for index in slow_hops:
                 drags[peers[index]].slow_s = SLOW_S

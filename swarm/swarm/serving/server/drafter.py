@@ -1,8 +1,9 @@
 """Guesses an answer's next tokens, so that one pass through all servers can yield several.
 
-The guess is what followed the last earlier occurrence of the newest tokens (prompt lookup: Saxena 2023,
-github.com/apoorvumang/prompt-lookup-decoding). The last server draws after each guess as if it were the token, and
-keeps the draws up to the first that differs. So drafts change the time of tokens, and never the tokens.
+The guess is what followed the newest tokens where as many of them as possible occurred before, the last time that they
+did (after prompt lookup: Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding). The last server draws after each
+guess as if it were the token, and keeps the draws up to the first that differs. So drafts change the time of tokens,
+and never the tokens.
 
 The server counts what drafts gain: tokens that came at once, against the longer time of a pass, which includes all
 other servers and the network. Pure: times are arguments.
@@ -16,8 +17,11 @@ from collections.abc import Sequence
 import numpy as np
 from swarm_protocol import limits
 
-MATCH_TOKENS = 3
-"""Number of newest tokens that must have occurred before: fewer often occur by chance."""
+MAX_MATCH_TOKENS = 16
+"""Number of newest tokens that are looked for at the most."""
+
+MAX_PLACES = 2048
+"""Number of places of the newest token that are compared. More would hold up the event loop in a text of one token."""
 
 FIRST_DRAFTS = 4
 
@@ -83,13 +87,16 @@ class Drafter:
     def _found(self, most: int) -> tuple[int, ...]:
         assert self._text is not None
         text = np.frombuffer(self._text, dtype=np.int32)[-limits.MAX_DRAFT_TEXT_TOKENS :]
-        if len(text) <= MATCH_TOKENS or most <= 0:
+        if most <= 0 or not len(text):
             return ()
-        is_match = np.ones(len(text) - MATCH_TOKENS, dtype=bool)
-        for index in range(MATCH_TOKENS):
-            is_match &= text[index : index - MATCH_TOKENS] == text[index - MATCH_TOKENS]
-        found = np.flatnonzero(is_match)
-        if not len(found):
+        places = np.flatnonzero(text[:-1] == text[-1])[-MAX_PLACES:]
+        for num_before in range(1, min(MAX_MATCH_TOKENS, len(text))):
+            longer = places[places >= num_before]
+            longer = longer[text[longer - num_before] == text[-1 - num_before]]
+            if not len(longer):
+                break
+            places = longer
+        if not len(places):
             return ()
-        follows = text[int(found[-1]) + MATCH_TOKENS :]
+        follows = text[int(places[-1]) + 1 :]
         return tuple(np.resize(follows[:most], most).tolist())  # a text that repeats itself is taken to go on so

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
 from swarm.serving.server.drafter import FIRST_DRAFTS, PAUSE_TOKENS, Drafter
-from swarm_protocol.limits import MAX_DRAFTS
+from swarm_protocol.limits import MAX_DRAFT_TEXT_TOKENS, MAX_DRAFTS
 
 PASS_S = 0.1
 
@@ -34,16 +35,30 @@ class Course:
 
 
 def test_drafts_are_what_followed_the_newest_tokens_last() -> None:
-    course = Course([1, 2, 3, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1])
-    assert course.run([2, 3]) == [0, 0]
+    course = Course([1, 2, 3, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 0])
+    assert course.run([1, 2, 3], most=0) == [0, 0, 0]
     assert course.drafter.propose(MAX_DRAFTS, 1.0) == (4, 5, 6, 7)
     assert course.drafter.propose(2, 1.0) == (4, 5)
     assert course.drafter.propose(0, 1.0) == ()
 
 
+def test_drafts_follow_the_place_where_most_of_the_newest_tokens_occurred() -> None:
+    course = Course([5, 1, 2, 3, 40, 0, 6, 1, 2, 3, 50, 0, 3, 60, 0])
+    course.run([5, 1, 2, 3], most=0)
+    assert course.drafter.propose(1, course.now_s) == (40,)
+
+
+def test_the_search_in_a_text_of_one_token_is_bounded() -> None:
+    course = Course([1] * MAX_DRAFT_TEXT_TOKENS)
+    course.run([1, 1], most=0)
+    since = time.thread_time()
+    assert course.drafter.propose(2, course.now_s) == (1, 1)
+    assert time.thread_time() - since < 0.02
+
+
 def test_drafts_go_on_with_a_text_that_repeats_itself() -> None:
     course = Course([7, 1, 2, 7])
-    course.run([9, 1, 2, 1, 2, 1])
+    course.run([9, 1, 2, 1, 2, 1], most=0)
     assert course.drafter.propose(MAX_DRAFTS, course.now_s) == (2, 1, 2, 1)
 
 
@@ -66,8 +81,8 @@ def test_right_drafts_become_more_up_to_the_bound() -> None:
 
 
 def test_wrong_drafts_become_fewer_and_pause_where_they_cost_time() -> None:
-    """After 1, 2, 3 another token comes each time, so that every guess is wrong."""
-    tokens = [token for last in range(10, 110) for token in (1, 2, 3, last)]
+    """After 1 another token comes each time, so that every guess is wrong."""
+    tokens = [token for last in range(10, 210) for token in (1, last)]
     free, costly = Course([]), Course([], row_s=PASS_S)
     assert sum(free.run(tokens)) > 90, "what costs nothing goes on"
     counts = costly.run(tokens)

@@ -122,6 +122,7 @@ def _count(registry: Registry) -> None:
     steps = ServerMetrics(registry)
     steps.step(1, 20.0, 1.0)
     steps.step(32, 300.0, 50.0)
+    steps.drafts(4)
     trainer = TrainerMetrics(registry, 40)
     trainer.count(IntervalDone(step=7, num_steps=5, num_tokens=50, loss=2.6, seconds=4.0, tokens_per_s=12.5))
     trainer.count(IntervalFailed(step=7, reason="the loss is not finite"))

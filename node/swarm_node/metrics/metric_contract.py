@@ -172,7 +172,8 @@ SERVER: MetricGroup = {
         "after each such step",
     ),
     "swarm_server_generation_tokens_total": _counter(
-        "Positions computed in steps of one position: generated tokens, and prompts of one token.",
+        "Positions computed in steps of one position, and drafts that were right: generated tokens, and prompts of one "
+        "token.",
         "after each such step",
     ),
     "swarm_server_step_seconds": _histogram(
@@ -180,7 +181,7 @@ SERVER: MetricGroup = {
         "after each step; `queue`: from arrival to the start of its first forward pass; `compute`: in forward passes",
         _STEP_S,
         phase="`queue` or `compute`",
-        step="`prompt` (several positions) or `generation` (one)",
+        step="`prompt` (several positions) or `generation` (one, with any drafts)",
     ),
     "swarm_server_challenges_total": _counter(
         "Challenges sent to other servers of a published model, each to prove possession of one chunk.",

@@ -97,7 +97,8 @@ def read_network(network: Libp2pNetwork) -> Iterator[Reading]:
 
 
 class ServerMetrics:
-    """Counts a server's steps: pass `step` to the server as `on_step`. A registry has at most one active at a time."""
+    """Counts a server's steps: pass `step` to the server as `on_step`, and `drafts` as `on_drafts`. A registry has at
+    most one active at a time."""
 
     def __init__(self, registry: Registry) -> None:
         seconds = registry.histogram("swarm_server_step_seconds")
@@ -116,6 +117,9 @@ class ServerMetrics:
             compute, queue = self._prompt
         compute.observe(compute_ms / 1000)
         queue.observe(queue_ms / 1000)
+
+    def drafts(self, num_right: int) -> None:
+        self._generation_tokens.inc(num_right)
 
 
 def read_server(placer: SpanPlacer) -> Iterator[Reading]:

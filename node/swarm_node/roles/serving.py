@@ -211,6 +211,7 @@ def _options(node: Node, directory: Path, dtype: Dtype, published: PublishedMani
         held = resident_bytes() if device == "cpu" else 0
         limit_bytes = min(config.max_memory, node.hardware.memory_bytes)
         share = share_of_limit(limit_bytes, held, needed_bytes(directory, dtype, config.blocks))
+    metrics = ServerMetrics(node.metrics)
     return VolunteerOptions(
         span=config.blocks,
         max_blocks=config.max_blocks or None,
@@ -221,7 +222,8 @@ def _options(node: Node, directory: Path, dtype: Dtype, published: PublishedMani
             kv_bytes=share.cache_bytes,
             max_backlog_bytes=share.waiting_bytes,
             published=published,
-            on_step=ServerMetrics(node.metrics).step,
+            on_step=metrics.step,
+            on_drafts=metrics.drafts,
         ),
         up_bytes_per_s=node.limits.up_bytes_per_s,
         is_relayed=lambda: node.reachability == "relay",

@@ -44,7 +44,7 @@ VALUES: list[tuple[str, dict[str, str], float]] = [
     ("swarm_relay_throttled_seconds_total", {}, 2.5),
     ("swarm_server_kv_cache_usage_perc", {}, 0.5),
     ("swarm_server_num_requests_waiting", {}, 2),
-    ("swarm_server_generation_tokens_total", {}, 1),
+    ("swarm_server_generation_tokens_total", {}, 5),
     ("swarm_server_prompt_tokens_total", {}, 32),
     ("swarm_server_step_seconds_sum", {"phase": "compute", "step": "prompt"}, 0.3),
     ("swarm_server_step_seconds_sum", {"phase": "queue", "step": "generation"}, 0.001),

@@ -52,7 +52,8 @@ class EngineOptions:
     is only one session, it computes prompt tokens for `max_alone_ms`, for which a new session may have to wait. A
     session that sends nothing for `evict_idle_s` is evicted when another peer needs room, and so is one that has been
     open for `evict_old_s` while its peer has over half of the server. `on_step` is called in the
-    loop for every computed step, with its positions and its compute and queue milliseconds.
+    loop for every computed step, with its positions without drafts and its compute and queue milliseconds, and
+    `on_drafts` with the number of drafts that turn out to be right.
     """
 
     max_sessions: int = 64
@@ -63,11 +64,12 @@ class EngineOptions:
     evict_idle_s: float = 10.0
     evict_old_s: float = 60.0
     on_step: Callable[[int, float, float], None] = field(default=lambda _positions, _compute_ms, _queue_ms: None)
+    on_drafts: Callable[[int], None] = field(default=lambda _num_right: None)
 
 
 class Engine:
-    """The engine of one span. `num_done` counts steps of sequences, `num_tokens` their positions, and `num_passes`
-    passes over the weights."""
+    """The engine of one span. `num_done` counts steps of sequences, `num_tokens` their positions without wrong drafts,
+    and `num_passes` passes over the weights."""
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class Engine:
         self.num_tokens = 0
         self.num_passes = 0
         self._revision = revision
-        self._on_step = options.on_step
+        self._on_step, self._on_drafts = options.on_step, options.on_drafts
         self._shares = PeerShares(
             options.max_sessions,
             pool.num_pages,
@@ -284,6 +286,11 @@ class Engine:
             for sequence in list(self._sequences):
                 self.end(sequence, _over())
 
+    def keep_drafts(self, num_right: int) -> None:
+        """Count drafts that were right: they are tokens like all others."""
+        self.num_tokens += num_right
+        self._on_drafts(num_right)
+
     async def _pass(self) -> None:
         loop = asyncio.get_running_loop()
         plan = self._scheduler.plan(self._cost.prefill_tokens(is_alone=len(self._sequences) <= 1))
@@ -346,9 +353,10 @@ class Engine:
         if step.num_tokens:
             return
         self._scheduler.remove(step)
+        self.num_tokens -= step.num_drafts
         self.num_done += 1
         done = _done(step, result, batch_size)
-        self._on_step(step.num_run, done.compute_ms, done.queue_ms)
+        self._on_step(step.num_run - step.num_drafts, done.compute_ms, done.queue_ms)
         if not step.future.done():
             step.future.set_result(done)
 

@@ -156,6 +156,7 @@ class EngineSequence:
             raise PeerViolation(
                 f"rows from position {position} on, and the session holds {self.length}, with {self.num_drafts} drafts"
             )
+        self._engine.keep_drafts(position - self.firm_length)
         num_forgotten, self.length, self.num_drafts = self.length - position, position, 0
         self._name_pages(self._unnamed[: len(self._unnamed) - num_forgotten])
         self._unnamed = []

@@ -650,6 +650,22 @@ def test_drafts_are_drawn_after_as_long_as_they_are_right() -> None:
     with_engine(work)
 
 
+def test_wrong_drafts_do_not_count_as_tokens() -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        sequence = engine.open(client="a", start=0, end=4, max_tokens=32)
+        await sequence.step(ids(*prompt_of(5)), Want.NOTHING)
+        await sequence.step(ids(1, 2, 3, 4), Want.NOTHING, num_drafts=3)
+        assert steps == [5, 1], "a pass with drafts is a step of one token"
+        assert engine.num_tokens == 6
+        sequence.settle(8)
+        assert right == [2]
+        assert engine.num_tokens == 8
+        sequence.close()
+
+    steps, right = list[int](), list[int]()
+    with_engine(work, on_step=lambda positions, _compute, _queue: steps.append(positions), on_drafts=right.append)
+
+
 def test_pages_with_drafts_are_not_found_by_others_until_the_drafts_were_right() -> None:
     prompt = prompt_of(PAGE_TOKENS - 2)
 

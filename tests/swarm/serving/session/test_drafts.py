@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,8 +19,10 @@ from support.faults import Fault
 from support.tiny_models import local_tokens
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.server.drafter import Drafter
+from swarm.serving.server.server_session import ServerSession
 from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
+from swarm_protocol.sampler import Grammar
 
 NUM_TOKENS = 40
 THIRDS = [(0, 2), (0, 2), (2, 4), (2, 4), (4, 6), (4, 6)]
@@ -90,6 +93,59 @@ def test_drafts_change_neither_tokens_nor_probabilities(
         assert 1 in yielded, "some drafts are wrong"
 
     virtual_time.run(scenario())
+
+
+def test_answer_that_stops_in_the_middle_of_a_pass_ends_as_without_drafts(
+    boxes: Any, llama_dir: Path, tokenize: Any
+) -> None:
+    prompt = tokenize("def add(a, b):\n    return")
+    expected = local_tokens(llama_dir, prompt, NUM_TOKENS)
+
+    async def stopped(box: Any, **stop: Any) -> list[tuple[int, str, str | None]]:
+        answer = [(each.token_id, each.text, each.finish_reason) async for each in box.generate(NUM_TOKENS, **stop)]
+        await box.all_freed()
+        return answer
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)], session=OFF) as box:
+            text = await (await box.kit()).decode(expected)
+            stops = [{"stop": text[at : at + 3]} for at in (9, 11)]
+            stops += [{"stop_token_ids": [expected[at]]} for at in (10, 12)]
+            plain = [await stopped(box, **stop) for stop in stops]
+        assert [answer[-1][2] for answer in plain] == ["stop"] * 4
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
+            for stop, answer in zip(stops, plain, strict=True):
+                with (
+                    guesses(expected, len(prompt), wrong_every=NUM_TOKENS),
+                    patch.object(Drafter, "drew", autospec=True, side_effect=Drafter.drew) as drew,
+                ):
+                    assert await stopped(box, **stop) == answer
+                passes = [len(call.args[1]) for call in drew.call_args_list]
+                ends = list(accumulate(passes))
+                index = next(index for index, end in enumerate(ends) if end >= len(answer))
+                assert passes[index] >= 4
+                assert ends[index] > len(answer), "drafts after its last token were right, too"
+
+    virtual_time.run(scenario())
+
+
+def test_answer_with_a_grammar_has_no_drafts_and_the_same_tokens(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
+    prompt = tokenize("def add(a, b):\n    return")
+    grammar = Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){20,}/")
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)], session=OFF) as box:
+            expected = await box.tokens(NUM_TOKENS, grammar=grammar)
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
+            with (
+                guesses(expected, len(prompt)) as yielded,
+                patch.object(ServerSession, "draft_from", autospec=True, side_effect=ServerSession.draft_from) as took,
+            ):
+                assert await box.tokens(NUM_TOKENS, grammar=grammar) == expected
+        took.assert_called_once()
+        assert not yielded
+
+    virtual_time.run(scenario(), compute_s=slow_step)
 
 
 PHASES = [("serve/decode", nth) for nth in range(4, 13)] + [("serve/reply", 9), ("serve/reply", 11), ("serve/push", 8)]

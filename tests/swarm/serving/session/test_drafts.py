@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.server.drafter import Drafter
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.session.client_state import SessionOptions
+from swarm.serving.session.session_messages import SessionMessages
 from swarm.testing import virtual_time
 from swarm_protocol.sampler import Grammar
 
@@ -129,7 +130,10 @@ def test_answer_that_stops_in_the_middle_of_a_pass_ends_as_without_drafts(
     virtual_time.run(scenario())
 
 
-def test_answer_with_a_grammar_has_no_drafts_and_the_same_tokens(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
+@pytest.mark.parametrize("sends_text", [False, True], ids=["as clients do", "with a text for drafts"])
+def test_answer_with_a_grammar_has_no_drafts_and_the_same_tokens(
+    boxes: Any, llama_dir: Path, tokenize: Any, sends_text: bool
+) -> None:
     prompt = tokenize("def add(a, b):\n    return")
     grammar = Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){20,}/")
 
@@ -140,9 +144,10 @@ def test_answer_with_a_grammar_has_no_drafts_and_the_same_tokens(boxes: Any, lla
             with (
                 guesses(expected, len(prompt)) as yielded,
                 patch.object(ServerSession, "draft_from", autospec=True, side_effect=ServerSession.draft_from) as took,
+                patch.object(SessionMessages, "has_grammar", False) if sends_text else nullcontext(),
             ):
                 assert await box.tokens(NUM_TOKENS, grammar=grammar) == expected
-        took.assert_called_once()
+        assert took.call_count == sends_text
         assert not yielded
 
     virtual_time.run(scenario(), compute_s=slow_step)

@@ -146,9 +146,9 @@ def written_options(generation: Any) -> dict[str, Any]:
     count only with `do_sample`, whose temperature is 1 by default. Raises TypeError if it is no JSON object."""
     if not isinstance(generation, dict):
         raise TypeError("generation_config.json: it is not an object")
-    names, given = ["repetition_penalty"], dict[str, Any]()
-    if generation.get("do_sample") is True:
-        names, given = [*names, "temperature", "top_p", "top_k", "min_p"], {"temperature": 1.0}
+    draws = generation.get("do_sample") is True
+    given: dict[str, Any] = {"temperature": 1.0} if draws else {}
+    names = OWN_DEFAULTS if draws else ("repetition_penalty",)
     return given | {name: generation[name] for name in names if generation.get(name) is not None}
 
 

@@ -1,4 +1,4 @@
-"""Which drafts a server guesses, and when it does without."""
+"""These tests say which drafts a server guesses, and when it guesses none."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import logging
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -53,10 +54,8 @@ FORMATS = frozenset({"response_format", "format"})
 NO_NAMES: Mapping[str, str] = {}
 NO_HEADERS: Mapping[str, str] = {}
 BESIDE_V1 = ("/tokenize", "/detokenize", "/health", "/metrics")
-UNDER_V1 = {"/v1/models", *TEXT_FIELDS}
-ENDPOINTS = tuple(path.removeprefix("/v1") for path in UNDER_V1)
-"""Ends of these paths, which a client appends to its base URL."""
-BASE_URL = "OpenAI's API is under /v1: give the client a base URL that ends with /v1, directly after the host"
+UNDER_V1 = ("/v1/models", *TEXT_FIELDS)
+BASE_URL = "give the client a base URL that ends with /v1, directly after the host"
 AZURE = "clients of Azure are not supported: use one of OpenAI, with a base URL that ends with /v1"
 ORIGIN = "a page of another origin may use this gateway only if --allowed-origins names it"
 NOT_STORED = "responses are not stored: keep the answer of POST /v1/responses, and send the whole conversation as input"
@@ -274,9 +273,12 @@ def _advice(method: str, path: str, methods: str) -> str:
         return AZURE
     if path.startswith("/v1/responses/") and (method != "POST" or path.endswith("/cancel")):
         return NOT_STORED
-    if path.removeprefix("/v1") in BESIDE_V1:
-        return f"send it to {path.removeprefix('/v1')}"
-    return BASE_URL if path not in UNDER_V1 and path.endswith(ENDPOINTS) else ROUTES
+    # a client appends the route's part after /v1 to its base URL
+    meant = max((each for each in UNDER_V1 if path.endswith(each.removeprefix("/v1"))), key=len, default="")
+    if meant:
+        return f"send it to {meant}: {BASE_URL}"
+    near = get_close_matches(path, (*UNDER_V1, *BESIDE_V1), n=1, cutoff=0.8)
+    return f"did you mean {near[0]}?" if near else ROUTES
 
 
 def _methods(request: Request) -> str:

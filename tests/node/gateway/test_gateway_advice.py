@@ -56,11 +56,31 @@ def test_client_of_another_api_is_told_which_one_this_is() -> None:
     converse(ScriptedClient(), conversation)
 
 
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "send it to /v1/chat/completions: give the client a base URL that ends with /v1"),
+        ("/v1/v1/models", "send it to /v1/models: give the client a base URL that ends with /v1"),
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/v1/completions/", "did you mean /v1/completions?"),
+        ("/v1/embedding", "did you mean /v1/embeddings?"),
+        ("/healthz", "did you mean /health?"),
+    ],
+)
+def test_path_that_is_nearly_one_is_told_which(path: str, meant: str) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        url = str(openai.base_url).removesuffix("/v1/") + path
+        error = (await openai._client.post(url, json={})).json()["error"]
+        assert error["message"].startswith(f"there is no POST {path} here: {meant}")
+
+    converse(ScriptedClient(), conversation)
+
+
 @pytest.mark.parametrize(("method", "path"), [("POST", "/tokenize"), ("POST", "/detokenize"), ("GET", "/health")])
 def test_path_that_is_not_under_v1_is_named(method: str, path: str) -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         error = (await openai._client.request(method, f"{openai.base_url}{path[1:]}")).json()["error"]
-        assert error["message"] == f"there is no {method} /v1{path} here: send it to {path}"
+        assert error["message"] == f"there is no {method} /v1{path} here: did you mean {path}?"
 
     converse(ScriptedClient(), conversation)
 

@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 MAX_PATH_CHARS = 100
 """The most characters of a request's path or field name that an error message repeats."""
 MAX_TOLD = 4
-"""Errors of one small body that are told. Each costs another validation, some 0.3 s a megabyte."""
+"""Errors of one body that are told. Each unknown field costs another validation, some 0.3 s a megabyte, so in a large
+body only one is told."""
 NOT_HERE = frozenset({"unknown_parameter", "unsupported_parameter"})
 TEXT_FIELDS = {
     "/v1/completions": "prompt",
@@ -156,10 +157,10 @@ def _from_route(error: Exception, request: Request) -> HttpError:
 
 
 def _from_validation(error: RequestValidationError, request: Request) -> HttpError:
-    """Return the error of the body. In a small body, fields that are not known here do not hide what is wrong with the
-    others."""
-    path, body = request.url.path, error.body
-    found = [_from_fields(error.errors(), body, path)]
+    """Return the error of the body, which tells what is wrong with each field. In a small body, fields that are not
+    known here do not hide what is wrong with the others."""
+    path, body, errors = request.url.path, error.body, error.errors()
+    found = [_from_fields(errors, body, path)]
     headers = request.headers
     num_bytes = int(headers.get("content-length", http_limits.MAX_HTTP_BODY_BYTES))
     # of a body in chunks, the declared length says nothing
@@ -171,8 +172,12 @@ def _from_validation(error: RequestValidationError, request: Request) -> HttpErr
         if not errors:
             break
         found.append(_from_fields(errors, body, path))
-    first = found[0]
-    return HttpError(400, "; ".join(each.message for each in found), code=first.code, param=first.param)
+    by_field: dict[Any, list[Mapping[str, Any]]] = {}
+    for each in errors:
+        by_field.setdefault(each["loc"][:2], []).append(each)
+    found += [_from_fields(those, body, path) for those in by_field.values()]
+    messages = list(dict.fromkeys(each.message for each in found))[:MAX_TOLD]
+    return HttpError(400, "; ".join(messages), code=found[0].code, param=found[0].param)
 
 
 def _from_fields(errors: Sequence[Mapping[str, Any]], body: object, route: str) -> HttpError:

@@ -96,16 +96,18 @@ class ModelFiles:
     def revision(self, dtype: str = "float32") -> str:
         """Return a hex digest of the checkpoint and `dtype`, so that routes never mix weights.
 
-        It covers the config and evenly spaced pages of every weight file, which is all of a file up to 16 MiB. So
-        another training step or fine-tune changes it, but a few flipped bytes may not. For a download it depends on the
-        commit, since servers have different shards; for a published model on its manifest, which covers every byte.
+        It covers both configs, also the default sampling options, and evenly spaced pages of every weight file, which
+        is all of a file up to 16 MiB. So another training step or fine-tune changes it, but a few flipped bytes may
+        not. For a download it depends on the commit, since servers have different shards; for a published model on its
+        manifest, which covers every byte.
         """
         if self.manifest is not None:
             return self.manifest.revision(dtype)
         if (download := _read_download(self.directory)) is not None:
             return hub_revision(download["commit"], dtype)
         digest = hashlib.blake2b(dtype.encode(), digest_size=16)
-        for path in [self.directory / CONFIG, *sorted(set(self.shards.values()))]:
+        configs = [path for name in (CONFIG, GENERATION) if (path := self.directory / name).is_file()]
+        for path in [*configs, *sorted(set(self.shards.values()))]:
             num_bytes = path.stat().st_size
             digest.update(f"{path.name}\0{num_bytes}\0".encode())
             num_pages = -(-num_bytes // _PAGE_BYTES)

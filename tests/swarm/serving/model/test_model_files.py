@@ -56,6 +56,14 @@ def test_revision_of_other_weights_differs(copied: Path) -> None:
     assert open_model(copied).revision() != before
 
 
+def test_revision_with_other_default_options_differs(copied: Path) -> None:
+    revisions = {open_model(copied).revision()}
+    for temperature in (0.5, 0.6):
+        (copied / "generation_config.json").write_text(f'{{"do_sample": true, "temperature": {temperature}}}')
+        revisions.add(open_model(copied).revision())
+    assert len(revisions) == 3
+
+
 def test_small_files_include_only_known_names(copied: Path) -> None:
     (copied / "secret.txt").write_text("no")
     (copied / "modeling_evil.py").write_text("no")

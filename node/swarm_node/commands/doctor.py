@@ -2,7 +2,7 @@
 
 Each check is one function, and each finding that is not ok has a remedy. Checks read and try things, and leave nothing
 behind. The network is checked from a temporary host with a temporary identity, so that the doctor can run beside a
-daemon. Imports torch.
+daemon. Imports torch, which takes seconds, for the last local check only.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from typing import Literal
 
-import torch
 from swarm.ended_tasks import end_tasks
 from swarm.network.discovery.dns_lookup import DnsLookup
 from swarm.network.discovery.own_networks import kinds_to_dial, own_subnets
@@ -82,7 +81,7 @@ def run(flags: Flags) -> int:
     logging.getLogger("swarm").setLevel(logging.CRITICAL)  # findings explain problems better
     emitter = Emitter(json=flags.json)
     code = 0
-    for finding in _findings(config):
+    for finding in _findings(config, emitter.say):
         code = 1 if finding.result == "fail" else code
         if emitter.json:
             emitter.emit("finding", **asdict(finding))
@@ -93,15 +92,20 @@ def run(flags: Flags) -> int:
     return code
 
 
-def _findings(config: Config) -> Iterator[Finding]:
+def _findings(config: Config, say: Callable[[str], None]) -> Iterator[Finding]:
+    """Yield the results of all checks. `say` is called with what is done next if it takes seconds."""
     missing = Home(config.home).missing_folders()
     try:
         for check in LOCAL_CHECKS:
             yield from check(config)
     finally:
         remove_empty(missing)
+    say("loading torch, to look for a GPU")
+    yield from check_gpu()
     interrupts.raise_in_command()
-    yield from asyncio.run(check_network(config))
+    yield from asyncio.run(check_names(config))
+    yield from asyncio.run(check_local_network(config))
+    yield from asyncio.run(check_network(config, say))
 
 
 def check_versions(_config: Config) -> list[Finding]:
@@ -118,7 +122,7 @@ def check_versions(_config: Config) -> list[Finding]:
     if lacking:
         remedy = f"{sys.executable} -m pip install --upgrade swarm-node"
         return [Finding("versions", "fail", "; ".join(lacking), remedy)]
-    message = f"swarm-node {software_version()}, Python {platform.python_version()}, torch {torch.__version__}"
+    message = f"swarm-node {software_version()}, Python {platform.python_version()}, torch {metadata.version('torch')}"
     return [Finding("versions", "ok", message)]
 
 
@@ -201,7 +205,9 @@ def _is_running(config: Config) -> bool:
     return False
 
 
-def check_gpu(_config: Config) -> list[Finding]:
+def check_gpu() -> list[Finding]:
+    import torch  # noqa: PLC0415 - the checks before it need not wait for it
+
     if torch.cuda.is_available():
         free_bytes, total_bytes = torch.cuda.mem_get_info()
         kind = "ROCm" if torch.version.hip else "CUDA"
@@ -216,8 +222,8 @@ def check_gpu(_config: Config) -> list[Finding]:
     return [Finding("gpu", "ok", "none: this node computes on the CPU")]
 
 
-LOCAL_CHECKS = (check_versions, check_libp2p, check_home, check_daemon, check_disk, check_ports, check_gpu)
-"""The checks that need no other node, in the order in which they are printed."""
+LOCAL_CHECKS = (check_versions, check_libp2p, check_home, check_daemon, check_disk, check_ports)
+"""The checks that need neither torch nor another node, in the order in which they are printed."""
 
 
 def _port_finding(addr: str) -> Finding:
@@ -228,27 +234,28 @@ def _port_finding(addr: str) -> Finding:
     return Finding("ports", "fail", message, "choose another address with --listen; port 0 takes any free port")
 
 
-async def check_network(config: Config) -> list[Finding]:
-    """Join with a temporary identity, and check peers, clock and reachability."""
-    findings = [*await check_names(config), *await check_local_network(config)]
+async def check_network(config: Config, say: Callable[[str], None] = lambda _text: None) -> list[Finding]:
+    """Join with a temporary identity, and check peers, clock and reachability. `say` is called with what is done."""
     clock = check_clock()
     known = tuple(each.contact for each in remembered_peers.remembered(config))
     if not (config.peers or known or config.finds_local_peers):
         if _is_running(config):
-            return [*findings, clock]  # `check_daemon` says whether it is in its network
+            return [clock]  # `check_daemon` says whether it is in its network
         remedy = "give --peers the address of a seed"
-        return [*findings, clock, Finding("seeds", "warn", "no seed is given, so no node was contacted", remedy)]
+        return [clock, Finding("seeds", "warn", "no seed is given, so no node was contacted", remedy)]
+    say(f"joining {config.network_id}")
     try:
         async with visiting(
             config, listen=_usable(config), announce=config.announce, remembered=known, relay=config.relay
         ) as (network, membership):
-            return [*findings, *await _look_around(config, network, membership, clock)]
+            say(f"asking other nodes whether they reach this one, for up to {reachability.EXAMINE_TIMEOUT_S:.0f} s")
+            return await _look_around(config, network, membership, clock)
     except ClockError as error:
-        return [*findings, Finding("clock", "fail", error.message, error.remedy)]
+        return [Finding("clock", "fail", error.message, error.remedy)]
     except SwarmError as error:
         # a user who names no peer may be about to start a network
         result: Result = "fail" if config.peers or known else "warn"
-        return [*findings, clock, Finding("seeds", result, error.message, error.remedy)]
+        return [clock, Finding("seeds", result, error.message, error.remedy)]
 
 
 def _usable(config: Config) -> tuple[str, ...]:

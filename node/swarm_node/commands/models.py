@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from swarm.heap import uncollected
 from swarm.router.revisions import short_revision
-from swarm.serving.model.model_files import keep_beside, load_manifest, manifest_beside
 from swarm.serving.model.shape import MANIFEST_FILE
 from swarm_protocol import limits
 from swarm_protocol.checks import check_name
@@ -145,11 +144,11 @@ def _state(missing: BlockSpans) -> str:
 
 def check(flags: Flags) -> int:
     model, home = named_model(flags), Home(flags.home())
-    # the checks above come first, because importing torch takes seconds
+    emitter = Emitter(json=flags.json)
+    emitter.say(f"checking {model.name}: loading torch and transformers takes some seconds")
     from swarm_node.roles.sources import check_served  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
-    emitter = Emitter(json=flags.json)
     say_lookup(model, emitter)
     checked = check_served(model, home)
     lacks = _lacking(model) if isinstance(model, Path) else ""
@@ -221,6 +220,7 @@ def publish_directory(
     """
     # torch and transformers take seconds to import, so they are imported late
     from swarm.serving.manifest.publishing import publish as signed  # noqa: PLC0415
+    from swarm.serving.model.model_files import keep_beside, manifest_beside  # noqa: PLC0415
 
     found = manifest_beside(directory)
     if found is not None and found.publisher != identity.peer_id:
@@ -286,6 +286,8 @@ def _check_copy(out: Path, model: Path | HubId) -> None:
 
 def verify(flags: Flags) -> int:
     directory, given, emitter = _directory(flags), flags.resolve().manifest, Emitter(json=flags.json)
+    from swarm.serving.model.model_files import load_manifest, manifest_beside  # noqa: PLC0415 - torch, for seconds
+
     published = load_manifest(given) if given else manifest_beside(directory)
     if published is None:
         raise ConfigError(

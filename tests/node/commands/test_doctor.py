@@ -91,7 +91,9 @@ def test_check_home_names_the_running_daemon(tmp_path: Path) -> None:
 
 def test_doctor_does_not_create_a_missing_home(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor", "--home", str(tmp_path / "new" / "home"), "--no-mdns"]) == 0
-    assert "home is writable" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "home is writable" in printed.out
+    assert printed.err == "loading torch, to look for a GPU\n", "what takes seconds is said"
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "log").mkdir()
     assert cli.run(["doctor", "--home", str(tmp_path), "--no-mdns"]) == 0
@@ -184,7 +186,10 @@ def test_seeds_are_asked_from_a_free_port_when_the_node_s_own_is_taken(
         holder.listen()
         taken = f"/ip4/127.0.0.1/tcp/{holder.getsockname()[1]}"
         for listen in ((taken, "/ip4/127.0.0.1/tcp/0"), ("/ip4/203.0.113.1/tcp/0",)):
-            found = asyncio.run(doctor.check_network(config(tmp_path, listen=listen, peers=peers, mdns=False)))
+            said = list[str]()
+            settings = config(tmp_path, listen=listen, peers=peers, mdns=False)
+            found = asyncio.run(doctor.check_network(settings, said.append))
+            assert said == ["joining swarm"]
             assert [(each.check, each.message) for each in found if each.result != "ok"] == [
                 ("seeds", "nobody answers")
             ]
@@ -202,13 +207,13 @@ def test_check_ports_of_a_family_that_the_machine_lacks_fail(tmp_path: Path, mon
     assert "address family not supported" in found.message
 
 
-def test_check_gpu_with_a_driver_that_torch_cannot_use_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_gpu_with_a_driver_that_torch_cannot_use_warns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: "/usr/bin/nvidia-smi")
-    assert only(doctor.check_gpu(config(tmp_path))).result == "warn"
+    assert only(doctor.check_gpu()).result == "warn"
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert only(doctor.check_gpu(config(tmp_path))).result == "ok"
+    assert only(doctor.check_gpu()).result == "ok"
 
 
 def test_way_in_blames_given_peers_only_if_some_were_given(tmp_path: Path) -> None:

@@ -231,15 +231,17 @@ def test_status_shows_that_only_this_machine_reaches_the_node_whatever_a_local_s
     assert "tests, 1 node live, reachability public" in this_node.text(elsewhere)
 
 
-def test_status_as_json_says_the_same_reachability(capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_as_json_says_the_same_reachability_and_rounds_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     flags = SimpleNamespace(home=lambda: Path("/nowhere"), json=True)
     with patch.object(ControlClient, "status", return_value=REPLY):
         this_node.status(flags)  # type: ignore[arg-type]
     assert json.loads(capsys.readouterr().out)["reachability"] == "this machine only"
-    with patch.object(ControlClient, "status", return_value=replace(REPLY, paths=PathCounts(dialled_back=2))):
+    reply = replace(REPLY, paths=PathCounts(dialled_back=2), uptime_s=2 / 3, peers=(replace(PEERS[0], rtt_ms=1 / 3),))
+    with patch.object(ControlClient, "status", return_value=reply):
         this_node.status(flags)  # type: ignore[arg-type]
-    paths = {"direct": 0, "dialled back": 2, "punched": 0, "relayed": 0}
-    assert json.loads(capsys.readouterr().out)["paths"] == paths
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["paths"] == {"direct": 0, "dialled back": 2, "punched": 0, "relayed": 0}
+    assert (shown["uptime_s"], shown["peers"][0]["rtt_ms"]) == (0.667, 0.333)
 
 
 def test_status_lists_the_peers_with_the_most_bytes_and_counts_all() -> None:

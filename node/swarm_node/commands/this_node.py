@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -92,10 +92,14 @@ def status(flags: Flags) -> int:
             "reachability": reach(reply.reachability, reply.addrs),
             "paths": reply.paths and reply.paths.by_kind(),
         }
-        emitter.emit("status", **{**asdict(reply), **shown})
+        emitter.emit("status", **{**asdict(reply, dict_factory=_rounded), **shown})
     else:
         emitter.result(text(reply))
     return 0
+
+
+def _rounded(items: Iterable[tuple[str, object]]) -> dict[str, object]:
+    return {name: round(value, 3) if isinstance(value, float) else value for name, value in items}
 
 
 def text(reply: StatusReply) -> str:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from openai.types import CompletionUsage
@@ -55,11 +56,12 @@ ResponseBuilder = CompletionBuilder | ChatBuilder | ResponsesBuilder
 
 @dataclass(slots=True, kw_only=True)
 class RunningRequest:
-    """A request that is being answered: its tokens as they arrive, and what it has used so far."""
+    """A request that is being answered: its tokens as they arrive, what it has used so far, and its trace so far."""
 
     tokens: AsyncIterator[IndexedToken]
     choices: Sequence[Choice]
     usage: Callable[[], CompletionUsage]
+    trace: Callable[[], Trace]
 
 
 class GenerationResponse(Response):
@@ -98,12 +100,16 @@ class GenerationResponse(Response):
         async for index, token in running.tokens:
             deltas[index] += running.choices[index].push(token)
         finished = [choice.finished(parts) for choice, parts in zip(running.choices, deltas, strict=True)]
+        self._builder.begin(running.trace())
         return self._builder.whole(finished, running.usage())
 
     async def _send_events(self, running: RunningRequest, events: EventStream) -> None:
         async for index, token in running.tokens:
             choice = running.choices[index]
-            objects = self._builder.first(index) if choice.num_tokens == 0 else []
+            objects: list[BaseModel] = []
+            if choice.num_tokens == 0:
+                self._builder.begin(running.trace())
+                objects += self._builder.first(index)
             for delta in choice.push(token):
                 objects += self._builder.next(index, delta)
             if token.finish_reason:
@@ -237,10 +243,11 @@ class Answerer:
                 for generation in self._generations(batch):
                     generations.append(generation)
                     stack.push_async_callback(generation.aclose)
-                self.traces.begin(trace_id, lambda: _trace(generations))
+                trace = partial(_trace, generations)
+                self.traces.begin(trace_id, trace)
                 tokens = await stack.enter_async_context(merged(generations, num_per_prompt=num_per_prompt))
                 timed = await stack.enter_async_context(aclosing(self._timed(tokens, times, pay)))
-                yield RunningRequest(tokens=timed, choices=choices, usage=usage)
+                yield RunningRequest(tokens=timed, choices=choices, usage=usage, trace=trace)
         finally:
             self.traces.finish(trace_id)
             used = usage()

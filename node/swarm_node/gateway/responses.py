@@ -93,6 +93,9 @@ class ChunkBuilder:
 
     head: ResponseHead
 
+    def begin(self, _trace: Json) -> None:
+        """Get the trace of the answer once its first token is there. A chunk shows nothing of it."""
+
     def failed(self, failure: HttpError) -> list[BaseModel]:
         return [ErrorBody.model_validate(failure.body)]
 

@@ -86,6 +86,10 @@ class ResponsesBuilder:
     _texts: list[str] = field(default_factory=list)
     _scores: list[Json] = field(default_factory=list)
 
+    def begin(self, trace: Json) -> None:
+        """Echo the values with which tokens are drawn, which are the model's own where the request left them out."""
+        self.echoed |= {name: trace["sampling"][name] for name in ("temperature", "top_p")}
+
     def whole(self, choices: Sequence[FinishedChoice], usage: CompletionUsage) -> ResponseObject:
         [one] = choices
         if one.text:

@@ -351,7 +351,7 @@ class AsyncClient(TextClient[Generation]):
         self._state.health.measure(chosen.revision.servers)
         ends = await self._text_at_home.ends(chosen) if self._text_at_home.is_on else None
         assets = await self._assets_for(chosen, ends)
-        sampling = request.drawn_by(assets.sampling)
+        sampling = trace.sampling = request.drawn_by(assets.sampling)
         prompt_ids = await encode(assets, request.prompt)
         max_tokens = room_for(assets, len(prompt_ids), request.max_tokens, min_tokens=sampling.min_tokens)
         sampler = sampler_for(assets, sampling, prompt_ids)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,6 +14,7 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from support.leaks import no_leaks
 from swarm.client import OtherRevision
 from swarm.client.request import GenerationRequest, Prompt
+from swarm.serving.sampling.sampling import OWN_DEFAULTS
 from swarm_node.gateway.app import GatewayOptions, create_app
 from swarm_node.http.server import listen, serving
 from torch import Tensor
@@ -71,6 +72,7 @@ class ScriptedGeneration:
 
     def __init__(self, client: ScriptedClient, script: Sequence[object]) -> None:
         self._tokens = self._run(client, script)
+        self._sampling = client.asked[-1].drawn_by(client.own)
         self.yielded = 0
 
     def __aiter__(self) -> ScriptedGeneration:
@@ -83,7 +85,8 @@ class ScriptedGeneration:
         await self._tokens.aclose()
 
     def trace(self) -> dict[str, object]:
-        return {"tokens": self.yielded, "num_reused_tokens": 2, "replays": []}
+        sampling = {name: getattr(self._sampling, name) for name in OWN_DEFAULTS}
+        return {"tokens": self.yielded, "sampling": sampling, "num_reused_tokens": 2, "replays": []}
 
     async def _run(self, client: ScriptedClient, script: Sequence[object]) -> AsyncIterator[ScriptedToken]:
         client.num_open += 1
@@ -111,6 +114,8 @@ class ScriptedClient:
     served: Sequence[ScriptedModel] = (ScriptedModel(),)
     scripts: Sequence[Sequence[object]] = ()
     """For each generation in turn, instead of `script`."""
+    own: Mapping[str, float] = field(default_factory=dict)
+    """The model's own sampling options."""
 
     num_open: int = 0
     num_finished: int = 0

@@ -190,6 +190,23 @@ def test_fields_without_an_effect_are_accepted_and_the_answer_says_that_nothing_
     assert client.asked[0] == client.asked[1]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_answer_echoes_the_options_that_were_used(stream: bool) -> None:
+    client = ScriptedClient(own={"top_p": 0.8})
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        for asked, used in (({}, (1, 0.8)), ({"temperature": 0.5, "top_p": 0.25}, (0.5, 0.25))):
+            answer = await openai.responses.create(model="tiny", input="hi", stream=stream, **asked)
+            if isinstance(answer, api.AsyncStream):
+                objects = [event.response async for event in answer if hasattr(event, "response")]
+            else:
+                objects = [answer]
+            assert len(objects) == (3 if stream else 1)
+            assert {(each.temperature, each.top_p) for each in objects} == {used}
+
+    converse(client, conversation)
+
+
 class City(BaseModel):
     city: str
 

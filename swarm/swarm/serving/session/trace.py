@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from swarm.serving.sampling.sampling import OWN_DEFAULTS, Sampling
+
 
 @dataclass(slots=True, kw_only=True)
 class HopTrace:
@@ -56,7 +58,8 @@ class Replay:
 
 @dataclass(slots=True, kw_only=True)
 class Trace:
-    """The trace of one request, which grows while it runs. `hops` includes servers that were replaced.
+    """The trace of one request, which grows while it runs. `hops` includes servers that were replaced. `sampling` has
+    the model's own values of what the request left out.
 
     `num_reused_tokens` of the prompt were on the servers already. `codec_error` is the largest error that a server
     reported, relative to the root mean square of the activations. Finding servers and tokenizer took `opening_ms`; the
@@ -67,6 +70,7 @@ class Trace:
     model: str
     revision: str = ""
     session_id: str = ""
+    sampling: Sampling | None = None
     num_prompt_tokens: int = 0
     num_tokens: int = 0
     num_reused_tokens: int = 0
@@ -85,6 +89,8 @@ class Trace:
         return max((replay.failover_ms for replay in self.replays), default=0.0)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values under the names of the fields, with `ms_per_step` for each hop and `failover_ms`."""
+        """Return plain values under the names of the fields, with `ms_per_step` for each hop and `failover_ms`. Of
+        `sampling` it has the options of which a model may have its own values."""
         hops = [{**asdict(hop), "ms_per_step": hop.ms_per_step} for hop in self.hops]
-        return {**asdict(self), "hops": hops, "failover_ms": self.failover_ms}
+        sampling = {name: getattr(self.sampling, name) for name in OWN_DEFAULTS} if self.sampling else {}
+        return {**asdict(self), "sampling": sampling, "hops": hops, "failover_ms": self.failover_ms}

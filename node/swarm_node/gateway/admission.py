@@ -195,8 +195,7 @@ class AccessControl:
             return
         send_with_rates = _with_rates(send, limiter)
         try:
-            if scope["path"] != "/metrics":
-                limiter.take_request()
+            limiter.take_request()
         except HttpError as error:
             await error(scope, receive, send_with_rates)
             return

@@ -100,6 +100,12 @@ def test_each_key_has_its_own_rate_of_requests(tmp_path: Path) -> None:
         assert error.value.code == "rate_limit_exceeded"
         assert 1 <= int(error.value.response.headers["retry-after"]) <= 30
         assert error.value.response.headers["x-ratelimit-remaining-requests"] == "0"
+        url, headers = str(openai.base_url).removesuffix("v1/"), {"authorization": f"Bearer {ANNE}"}
+        statuses = {
+            path: (await openai._client.get(f"{url}{path}", headers=headers)).status_code
+            for path in ("health", "openapi.json", "metrics")
+        }
+        assert statuses == {"health": 200, "openapi.json": 200, "metrics": 429}
         for _ in range(5):
             await bert.models.list()
 

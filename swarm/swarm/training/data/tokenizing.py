@@ -1,8 +1,8 @@
 """Tokenizes a source's documents into a token file, batch by batch, in a process of its own.
 
 `tokenize` starts the worker process and waits for it. The worker is a new interpreter: a thread would block its node,
-and a fork would share the node's locks and sockets. It reads the job from standard input, and ends when this is closed,
-as happens when the parent ends for any reason. It answers with lines of JSON: progress, then the result.
+and a fork would share the node's locks and sockets. It gets the job through a pipe, and ends when this is closed, as
+happens when the parent ends for any reason. It answers with messages in JSON: progress, then the result.
 
 Whether a document is held out depends on the text of its first passage, so that every member splits alike. The first
 document is never held out. If no document is, the last tokens are. Blocks. No state.
@@ -14,8 +14,6 @@ import errno
 import hashlib
 import json
 import os
-import pickle
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,14 +22,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
-from multiprocessing import connection
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from filelock import FileLock, Timeout
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
 
+from swarm.child_process import how_it_ended, module_path
 from swarm.heap import absent
 from swarm.training.data.local_data import LocalData, OnProgress, Progress
 from swarm.training.data.source import VALIDATION_SHARE, DocumentSource, Passage
@@ -44,7 +44,7 @@ REPORT_S = 1.0
 
 LOOK_S = 0.2
 """Interval at which the parent checks whether it should stop the worker."""
-_PROGRAM = f"from {__name__} import main; main()"
+_PROGRAM = f"from {__name__} import main; main({{fd}})"
 _ERRORS: dict[str, type[SwarmError]] = {each.code: each for each in (ConfigError, IntegrityError)}
 
 
@@ -198,83 +198,56 @@ def tokenize(job: Job, local: LocalData) -> None:
     Raises ConfigError or IntegrityError as the worker did, IntegrityError for a worker that died, and
     PreparationStopped soon after `local.stop` returned True. The worker has ended then.
     """
-    # the worker must find this process's modules, and none of the current directory
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
-            [sys.executable, "-P", "-c", _PROGRAM],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment,
-            start_new_session=True,  # Ctrl-C goes to the parent, which ends the worker
-        )
+    ours, theirs = Pipe()
+    with ours, tempfile.TemporaryFile() as told:
+        with theirs:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter and module, without a shell
+                [sys.executable, "-P", "-c", _PROGRAM.format(fd=theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=told,
+                stderr=told,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | {"PYTHONPATH": module_path()},
+                start_new_session=True,  # Ctrl-C goes to the parent, which ends the worker
+            )
         try:
-            _follow(process, job, local)
-        except EOFError:
-            raise _worker_failure(process.wait(), errors, job) from None
+            _follow(ours, job, local)
+        except (EOFError, ConnectionError):
+            raise IntegrityError(
+                f"the process that tokenizes {job.source.name} {how_it_ended(process.wait(), told)}",
+                remedy="check that there is enough memory and that nothing changes the data, then start again",
+            ) from None
         finally:
             process.kill()
-            process.communicate()
+            process.wait()
             discard(job.path)
 
 
-def _follow(process: subprocess.Popen[bytes], job: Job, local: LocalData) -> None:
-    """Follow the worker until it is done. Raises the error that it reports, and EOFError if it ends without a
-    result."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(pickle.dumps(job))
-        process.stdin.flush()
-    except BrokenPipeError as error:
-        raise EOFError from error
-    for line in _lines(process.stdout, local.stop):
-        match json.loads(line):
+def _follow(pipe: Connection, job: Job, local: LocalData) -> None:
+    """Follow the worker until it is done. Raises the error that it reports, and EOFError or ConnectionError if it ends
+    without a result."""
+    pipe.send(job)
+    while not local.stop():
+        if not pipe.poll(LOOK_S):
+            continue
+        match json.loads(pipe.recv_bytes()):
             case {"done": True}:
                 return
             case {"error": str(code), "message": str(message), "remedy": str(remedy)}:
                 raise _ERRORS[code](message, remedy=remedy)
             case progress:
                 local.on_progress(Progress(**progress))
-    raise EOFError
-
-
-def _lines(stream: IO[bytes], stop: Callable[[], bool]) -> Iterator[bytes]:
-    held = b""
-    while not stop():
-        # unlike select, this works with any number of open files
-        if not connection.wait([stream.fileno()], LOOK_S):
-            continue
-        data = os.read(stream.fileno(), 1 << 16)
-        if not data:
-            return
-        *lines, held = (held + data).split(b"\n")
-        yield from lines
     raise PreparationStopped
 
 
-def _worker_failure(code: int, errors: IO[bytes], job: Job) -> SwarmError:
-    errors.seek(0)
-    last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"failed: {last or f'exit code {code}'}"
-    return IntegrityError(
-        f"the process that tokenizes {job.source.name} {how}",
-        remedy="check that there is enough memory and that nothing changes the data, then start again",
-    )
-
-
-def main() -> None:
-    """Do the job on standard input."""
-    # what libraries print goes to standard error
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    job: Job = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the process that started this one
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def main(fd: int) -> None:
+    """Do the job that comes through the pipe `fd`."""
+    pipe = Connection(fd)
+    job: Job = pipe.recv()
+    threading.Thread(target=_end_with_parent, args=(pipe,), daemon=True).start()
 
     def answer(**fields: Any) -> None:
-        answers.write(json.dumps(fields) + "\n")
-        answers.flush()
+        pipe.send_bytes(json.dumps(fields).encode())
 
     try:
         # without torch, which is not needed, transformers is imported in a third of the time and takes 200 MB less
@@ -288,7 +261,7 @@ def main() -> None:
         answer(done=True)
 
 
-def _end_with_parent() -> None:
-    while os.read(0, 1):
-        pass
+def _end_with_parent(pipe: Connection) -> None:
+    with suppress(EOFError, ConnectionError):
+        pipe.recv_bytes()
     os._exit(1)

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -140,7 +141,7 @@ def test_worker_ends_when_the_process_that_started_it_ends(tmp_path: Path) -> No
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE)
     assert parent.stdin is not None
-    parent.stdin.write(tokenizing.pickle.dumps(job))
+    parent.stdin.write(pickle.dumps(job))
     parent.stdin.close()
     child = one_worker_of(parent.pid)
     until_s = time.monotonic() + DEADLINE_S

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, IntegrityError, SwarmError
@@ -25,23 +24,9 @@ logger = logging.getLogger(__name__)
 SUFFIX = ".evidence"
 
 
-class EvidenceStore(Protocol):
-    """Keeps evidence beyond the end of the process. All methods block, and none raises: a node goes on if its disk
-    fails."""
-
-    def read(self) -> list[bytes]:
-        """Return all stored evidence, in any order."""
-
-    def keep(self, peer_id: str, evidence: bytes) -> None:
-        """Store the evidence against `peer_id`, replacing earlier evidence against it."""
-
-    def forget(self, peer_id: str) -> None:
-        """Drop the evidence against `peer_id`, if there is any."""
-
-
 class EvidenceFolder:
-    """Implements EvidenceStore in `folder`, for the network `network_id`. `run` is the text of a run's signed file, or
-    empty for evidence about servers. At most `max_files` are read."""
+    """Keeps evidence in `folder`, for the network `network_id`. `run` is the text of a run's signed file, or empty for
+    evidence about servers. At most `max_files` are read. No method raises: a node goes on if its disk fails."""
 
     def __init__(self, folder: Path, run: str, network_id: str, *, max_files: int = limits.MAX_BANS) -> None:
         self._folder = folder
@@ -50,6 +35,7 @@ class EvidenceFolder:
         self._max_files = max_files
 
     def read(self) -> list[bytes]:
+        """Return all stored evidence."""
         found = []
         for path in files_in(self._folder, self._max_files):
             try:
@@ -59,6 +45,7 @@ class EvidenceFolder:
         return found
 
     def keep(self, peer_id: str, evidence: bytes) -> None:
+        """Store the evidence against `peer_id`, replacing earlier evidence against it."""
         file = EvidenceFile(network_id=self._network_id, run=self._run, evidence=evidence)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -69,6 +56,7 @@ class EvidenceFolder:
             logger.warning("evidence against %s does not outlive a restart: %s", peer_id, error)
 
     def forget(self, peer_id: str) -> None:
+        """Drop the evidence against `peer_id`, if there is any."""
         with suppress(OSError):
             self._path_of(peer_id).unlink()
 

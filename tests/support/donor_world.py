@@ -14,7 +14,7 @@ from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.training.run.methods import Methods
 from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState
-from swarm.training.state.state_download import ChunkStore
+from swarm.training.state.state_download import ChunkFolder
 from swarm.training.state.state_transfer import Donor, FetchedState, Fetcher
 
 MBIT_S = 1e6 / 8
@@ -38,7 +38,7 @@ class DonorWorld:
         *,
         down_mbit_s: float = 1e6,
         latency_s: float = 0.05,
-        store: ChunkStore | None = None,
+        store: ChunkFolder | None = None,
     ) -> None:
         self.wanted, self.own = states(num_values)
         self.internet = MemoryInternet(default_link=LinkModel(latency_s=latency_s), detection_s=1.0)

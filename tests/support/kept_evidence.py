@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from swarm.evidence_folder import EvidenceFolder
 
-class KeptEvidence(dict[str, bytes]):
-    """Implements EvidenceStore: the evidence by the peer id of whom it convicts."""
+
+class KeptEvidence(dict[str, bytes], EvidenceFolder):
+    """Replaces the files of an EvidenceFolder by the evidence in memory, by the peer id of whom it convicts."""
 
     def read(self) -> list[bytes]:
         return list(self.values())

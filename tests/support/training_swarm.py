@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import torch
 from support.faults import FaultScript
-from swarm.evidence_folder import EvidenceStore
+from swarm.evidence_folder import EvidenceFolder
 from swarm.network.interface import no_failpoints
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
@@ -28,7 +28,7 @@ from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.outer_steps import OuterSteps
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember, RunMemberOptions
-from swarm.training.round.promise import PromiseStore
+from swarm.training.round.promise import PromiseFile
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import DataConfig, InnerConfig
 from swarm.training.run.signed_run import SignedRun
@@ -255,8 +255,8 @@ class Swarm:
         history: tuple[bytes, ...] = (),
         kind: type[RunMember] = RunMember,
         bytes_per_s: float | None = None,
-        promises: PromiseStore | None = None,
-        evidence: EvidenceStore | None = None,
+        promises: PromiseFile | None = None,
+        evidence: EvidenceFolder | None = None,
         invitations: tuple[RunInvitation, ...] = (),
     ) -> Member:
         identity = identity_of(name)

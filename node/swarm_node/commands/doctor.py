@@ -25,7 +25,7 @@ from typing import Literal
 from swarm.ended_tasks import end_tasks
 from swarm.network.discovery.dns_lookup import DnsLookup
 from swarm.network.discovery.own_networks import kinds_to_dial, own_subnets
-from swarm.network.discovery.peer_names import TIMEOUT_S, Lookup, is_named, resolve
+from swarm.network.discovery.peer_names import TIMEOUT_S, is_named, resolve
 from swarm.network.libp2p.p2pd_process import listen_failure, p2pd_path
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
@@ -320,7 +320,7 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
     ]
 
 
-async def check_names(config: Config, lookup: Lookup | None = None) -> list[Finding]:
+async def check_names(config: Config, lookup: DnsLookup | None = None) -> list[Finding]:
     """Check that each domain name among the peers leads to addresses that this node may dial."""
     lookup = lookup or DnsLookup(timeout_s=TIMEOUT_S)
     named = [text for text in config.peers if is_named(text)]

@@ -32,6 +32,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.checkpoint import Checkpoint, steps_in
 from swarm.training.state.export import export_hf
 from swarm.training.state.replica_state import ReplicaState
+from swarm.training.state.state_download import ChunkFolder
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
 from swarm_protocol.errors import ConfigError, SwarmError
 from torch import Tensor
@@ -40,7 +41,6 @@ from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
-from swarm_node.roles.chunk_folder import ChunkFolder
 from swarm_node.roles.sources import checkpoint_source
 from swarm_node.roles.training_words import awaited, ban_words, beside, slow_words, standing_in, trouble, when_late
 from swarm_node.settings.config import Config

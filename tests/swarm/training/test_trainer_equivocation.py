@@ -27,7 +27,7 @@ from swarm.testing import virtual_time
 from swarm.training.evidence.equivocation import Statement, statement_of_group, statement_of_report, statement_of_vote
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.round.promise import PromiseFile, PromiseStore
+from swarm.training.round.promise import PromiseFile
 from swarm.training.round.round_events import CastVote
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
@@ -171,7 +171,7 @@ def recorded(name: str, said: dict[object, set[bytes]]) -> type[RunMember]:
 
 
 def said_by_one_that_crashes(
-    phase: str, nth: int, promises: Callable[[str], PromiseStore | None]
+    phase: str, nth: int, promises: Callable[[str], PromiseFile | None]
 ) -> tuple[dict[object, set[bytes]], list[Member]]:
     """Return everything that members have signed in a run in which one of them is killed at `phase` and restarted at
     once."""
@@ -200,7 +200,7 @@ def said_by_one_that_crashes(
     return said, virtual_time.run(main())
 
 
-async def _start_again(swarm: Swarm, name: str, kind: type[RunMember], promises: PromiseStore | None) -> None:
+async def _start_again(swarm: Swarm, name: str, kind: type[RunMember], promises: PromiseFile | None) -> None:
     first = swarm.members[name]
     state, certificate = first.trainer.state, first.trainer.certificate
     assert first.task is not None

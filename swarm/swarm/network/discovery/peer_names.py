@@ -17,7 +17,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerUnreachable, SwarmError
@@ -59,14 +59,6 @@ _LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)", re.ASCII)
 _VERSIONS: Mapping[str, tuple[Literal[4, 6], ...]] = {"dns": (4, 6), "dns4": (4,), "dns6": (6,)}
 
 logger = logging.getLogger(__name__)
-
-
-class Lookup(Protocol):
-    async def addresses(self, name: str, version: Literal[4, 6]) -> Sequence[str]:
-        """Return the IP addresses of a host. Raises LookupFailed."""
-
-    async def texts(self, name: str) -> Sequence[str]:
-        """Return the TXT records of a name. Raises LookupFailed."""
 
 
 def check_peers(peers: object) -> tuple[str, ...]:
@@ -124,7 +116,7 @@ class Resolved:
     failures: Mapping[str, SwarmError] = field(default_factory=dict)
 
 
-async def resolve(texts: Sequence[str], lookup: Lookup, kinds: frozenset[IpKind], *, timeout_s: float) -> Resolved:
+async def resolve(texts: Sequence[str], lookup: DnsLookup, kinds: frozenset[IpKind], *, timeout_s: float) -> Resolved:
     """Return the addresses of the given peers, after looking up their names. Raises ConfigError for a malformed
     text."""
     checked = dict.fromkeys(map(check_peer, texts))
@@ -154,7 +146,7 @@ async def resolve(texts: Sequence[str], lookup: Lookup, kinds: frozenset[IpKind]
 class _Search:
     """The search for the addresses behind one given name, within the bounds."""
 
-    def __init__(self, lookup: Lookup, kinds: frozenset[IpKind]) -> None:
+    def __init__(self, lookup: DnsLookup, kinds: frozenset[IpKind]) -> None:
         self._lookup = lookup
         self._kinds = kinds
         self._asked: set[str] = set()
@@ -258,7 +250,7 @@ class GivenPeers:
     """
 
     def __init__(
-        self, texts: Sequence[str], *, own_peer_id: str, listen: Sequence[str], lookup: Lookup | None = None
+        self, texts: Sequence[str], *, own_peer_id: str, listen: Sequence[str], lookup: DnsLookup | None = None
     ) -> None:
         self._texts = tuple(text for text in map(check_peer, texts) if not text.endswith(f"/p2p/{own_peer_id}"))
         self.own_peer_id = own_peer_id

@@ -33,7 +33,7 @@ from swarm_protocol.served_evidence_messages import (
 )
 
 from swarm.ended_tasks import end_tasks
-from swarm.evidence_folder import EvidenceStore
+from swarm.evidence_folder import EvidenceFolder
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
@@ -82,7 +82,7 @@ class ServerConvictions:
     """One node's evidence about servers. `store` keeps it for the next process. `num_refused` counts evidence that
     proved nothing."""
 
-    def __init__(self, network: Network, membership: Membership, *, store: EvidenceStore | None = None) -> None:
+    def __init__(self, network: Network, membership: Membership, *, store: EvidenceFolder | None = None) -> None:
         self.num_refused = 0
         self._network = network
         self._membership = membership

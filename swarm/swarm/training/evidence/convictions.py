@@ -35,7 +35,7 @@ from swarm_protocol.proof_messages import (
     EvidenceRequest,
 )
 
-from swarm.evidence_folder import EvidenceStore
+from swarm.evidence_folder import EvidenceFolder
 from swarm.network.interface import Stream
 from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
@@ -71,7 +71,7 @@ class Convictions:
         self,
         context: RunContext,
         on_new: Callable[[Ban], None],
-        store: EvidenceStore | None,
+        store: EvidenceFolder | None,
         on_accusation: Callable[[IntervalCase], None],
     ) -> None:
         self._context = context

@@ -15,7 +15,7 @@ from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
-from swarm.evidence_folder import EvidenceStore
+from swarm.evidence_folder import EvidenceFolder
 from swarm.network.membership import Membership
 from swarm.training.evidence.bans import Ban
 from swarm.training.evidence.convictions import Convictions
@@ -30,7 +30,7 @@ from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
 from swarm.training.round import state_machine
-from swarm.training.round.promise import Promise, PromiseStore
+from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import RoundSetup, rest_after
 from swarm.training.state.certificate_history import Proof
@@ -58,8 +58,8 @@ class OuterSteps:
         held_out: HeldOutLoss,
         membership: Membership,
         *,
-        promises: PromiseStore | None,
-        evidence: EvidenceStore | None,
+        promises: PromiseFile | None,
+        evidence: EvidenceFolder | None,
         reports: MemberReports,
         announce: Callable[[], None],
     ) -> None:

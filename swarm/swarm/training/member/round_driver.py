@@ -34,7 +34,7 @@ from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
 from swarm.training.round import state_machine
 from swarm.training.round.group_formation import awaited_peers, num_lacking
 from swarm.training.round.group_members import own_report
-from swarm.training.round.promise import Promise, PromiseStore
+from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import (
     Action,
     Announce,
@@ -80,7 +80,7 @@ class RoundDriver:
         intervals: IntervalLoop,
         *,
         convictions: Convictions,
-        promises: PromiseStore | None,
+        promises: PromiseFile | None,
         background: asyncio.TaskGroup,
         on_abort: Callable[[GiveUp], None],
         rest_s: float = 0.0,

@@ -29,7 +29,7 @@ from swarm_protocol.run_credentials import RunCredential, RunInvitation, credent
 from torch import Tensor
 
 from swarm.ended_tasks import unless
-from swarm.evidence_folder import EvidenceFolder, EvidenceStore
+from swarm.evidence_folder import EvidenceFolder
 from swarm.network.interface import FailpointHook, Network, no_failpoints
 from swarm.network.membership import Membership
 from swarm.threads import in_executor, in_own_thread
@@ -40,7 +40,7 @@ from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
 from swarm.training.member.members_watch import WATCH_S
 from swarm.training.member.outer_steps import OuterSteps
 from swarm.training.member.progress_reports import MemberReports, scores_of, trainer_record
-from swarm.training.round.promise import PromiseFile, PromiseStore
+from swarm.training.round.promise import PromiseFile
 from swarm.training.round.round_events import GiveUp
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_copy import serve_run
@@ -52,7 +52,7 @@ from swarm.training.state.endorsement import EndorsementFile, Endorsements
 from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState, check_genesis
 from swarm.training.state.run_context import RunContext, recall_history
-from swarm.training.state.state_download import ChunkStore
+from swarm.training.state.state_download import ChunkFolder
 from swarm.training.state.state_sync import claims_of, furthest, trainers
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import HeldOutMeasured, TrainingEvent, Waiting
@@ -80,9 +80,9 @@ class RunMemberOptions:
     state: ReplicaState | None = None
     certificate: bytes = b""
     history: tuple[bytes, ...] = ()
-    chunks: ChunkStore | None = None
-    promises: PromiseStore | None = None
-    evidence: EvidenceStore | None = None
+    chunks: ChunkFolder | None = None
+    promises: PromiseFile | None = None
+    evidence: EvidenceFolder | None = None
     endorsements: EndorsementFile | None = None
     invitations: tuple[RunInvitation, ...] = ()
     max_bytes_per_s: float = math.inf

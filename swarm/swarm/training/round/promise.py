@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from swarm_compression.codec import Data
 from swarm_protocol.commit_messages import Outcome, Vote
@@ -44,16 +43,6 @@ class Promise:
     first_attempt: int = 0
     own_prepare_vote: OwnPrepareVote | None = None
     parts: tuple[Data, ...] = ()
-
-
-class PromiseStore(Protocol):
-    """Keeps the newest promise of one member of one run. Both methods block."""
-
-    def read(self) -> Promise | None:
-        """Return the newest promise, or None if this member has promised nothing yet."""
-
-    def write(self, promise: Promise) -> None:
-        """Store `promise` so that it outlives a restart. Raises ConfigError if it cannot be written."""
 
 
 def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
@@ -87,7 +76,7 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
 
 
 class PromiseFile:
-    """Implements PromiseStore in `folder`, which belongs to one run and one process."""
+    """Keeps the newest promise of one member in `folder`, which belongs to one run and one process. Blocks."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -119,8 +108,8 @@ class PromiseFile:
             os.close(descriptor)
 
     def read(self) -> Promise | None:
-        """Return the newest promise, or None. Raises IntegrityError if it cannot be read: without it this member could
-        vote twice."""
+        """Return the newest promise, or None if this member has promised nothing yet. Raises IntegrityError if it
+        cannot be read: without it this member could vote twice."""
         try:
             data = self._path.read_bytes()
         except FileNotFoundError:
@@ -145,6 +134,7 @@ class PromiseFile:
         return Promise(report=promised, first_attempt=first_attempt, own_prepare_vote=own_vote, parts=parts)
 
     def write(self, promise: Promise) -> None:
+        """Store `promise` so that it outlives a restart. Raises ConfigError if it cannot be written."""
         own_vote = promise.own_prepare_vote
         voted = own_vote.vote.outcome if own_vote else None
         kept = (promise.report.to_bytes(), *((own_vote.vote.to_bytes(), own_vote.origin) if own_vote else ()))

@@ -24,7 +24,7 @@ from swarm.training.allreduce.part_streams import SLICES_SHARE
 from swarm.training.allreduce.parts import Residuals
 from swarm.training.allreduce.peer_connections import SLOWEST_MEMBER_BYTES_PER_S, BandwidthMeter, PeerConnections
 from swarm.training.round.group_members import num_demotable
-from swarm.training.round.promise import Promise, PromiseStore
+from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
@@ -147,7 +147,7 @@ async def recall_history(context: RunContext, certificates: Sequence[bytes]) -> 
         context.replica.history.add(await in_executor(context.executor, check))
 
 
-async def recall_promise(context: RunContext, promises: PromiseStore | None) -> Promise | None:
+async def recall_promise(context: RunContext, promises: PromiseFile | None) -> Promise | None:
     """Return what this member promised before its restart; None if there is nothing. If it still has the parts of the
     outcome that it voted for, it proposes that outcome again."""
     if promises is None:

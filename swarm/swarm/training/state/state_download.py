@@ -6,8 +6,8 @@ delay is kept full, and a slow donor has few chunks pending. At the end, idle do
 pending at slower ones.
 
 `Download` owns the tasks that fetch. A donor that fails or lies is left out, and its pending chunks are asked for
-again. Chunks that a state of this member has, or that an earlier, unfinished download left in the store, are not
-fetched.
+again. Chunks that a state of this member has, or that an earlier, unfinished download left in the `ChunkFolder`, are
+not fetched.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
-from typing import Protocol
+from pathlib import Path
 
 from swarm_protocol.errors import RoundError, SwarmError
 from swarm_protocol.identity import short_id
@@ -122,22 +123,64 @@ Ask = Callable[[str, int, float], Awaitable[bytes]]
 """`ask(donor, index, timeout_s)` returns the chunk, unchecked. Raises SwarmError."""
 
 
-class ChunkStore(Protocol):
-    """Keeps chunks after this process ends, by their digests. It may lose or damage any of them. All calls block."""
+class ChunkFolder:
+    """Keeps the fetched chunks in `folder`, which belongs to one process, up to `max_bytes`. Blocks.
+
+    One file per chunk, named by its digest, so that a killed node continues with the chunks it has. Each chunk is
+    checked against its digest when it is used, so files are neither flushed nor renamed: a chunk damaged by a crash is
+    fetched again. A failing disk causes a warning, and a restart then begins the download anew; the download itself
+    goes on.
+    """
+
+    def __init__(self, folder: Path, *, max_bytes: int) -> None:
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._has_failed = False
 
     def resume(self, digests: Collection[bytes]) -> Iterator[bytes]:
-        """Yield the stored chunks with these digests, in any order, and forget all others."""
+        """Yield the stored chunks with these digests, in any order, and delete all others."""
+        wanted = {digest.hex() for digest in digests}
+        self._num_bytes = 0
+        for path in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
+            try:
+                size = path.stat().st_size
+                if path.name not in wanted or size > CHUNK_BYTES or self._num_bytes + size > self._max_bytes:
+                    path.unlink()
+                    continue
+                self._num_bytes += size
+                yield path.read_bytes()
+            except OSError as error:
+                self._warn(error)
 
-    def keep(self, digest: bytes, data: bytes) -> None: ...
+    def keep(self, digest: bytes, data: bytes) -> None:
+        if self._has_failed or self._num_bytes + len(data) > self._max_bytes:
+            return
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            (self._folder / digest.hex()).write_bytes(data)
+        except OSError as error:
+            self._warn(error)
+        else:
+            self._num_bytes += len(data)
 
     def clear(self) -> None:
-        """Forget all chunks: the download is done."""
+        """Delete all chunks: the download is done."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._num_bytes = 0
+
+    def _warn(self, error: OSError) -> None:
+        if not self._has_failed:
+            logger.warning(
+                "after a restart the state must be fetched anew: %s cannot be used (%s)", self._folder, error
+            )
+        self._has_failed = True
 
 
 class Download:
     """Runs one download. `gave` counts the bytes of the state from each donor."""
 
-    def __init__(self, manifest: Manifest, ask: Ask, executor: Executor, store: ChunkStore | None) -> None:
+    def __init__(self, manifest: Manifest, ask: Ask, executor: Executor, store: ChunkFolder | None) -> None:
         self.gave: dict[str, int] = {}
         self._manifest = manifest
         self._ask = ask

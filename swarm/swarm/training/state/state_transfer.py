@@ -29,7 +29,7 @@ from swarm.training.run.methods import Methods
 from swarm.training.state.proof_reader import SMALL_BYTES
 from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest, ReplicaState
-from swarm.training.state.state_download import ChunkStore, Download
+from swarm.training.state.state_download import ChunkFolder, Download
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,9 @@ class Fetcher:
     """Fetches for one member of a run. `executor` hashes and parses large data. `store` keeps a state's chunks across
     restarts."""
 
-    def __init__(self, network: Network, methods: Methods, executor: Executor, store: ChunkStore | None = None) -> None:
+    def __init__(
+        self, network: Network, methods: Methods, executor: Executor, store: ChunkFolder | None = None
+    ) -> None:
         self._network = network
         self._methods = methods
         self._executor = executor

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.donor_world import DonorWorld
 from swarm.testing import virtual_time
-from swarm_node.roles.chunk_folder import ChunkFolder
+from swarm.training.state.state_download import ChunkFolder
 from swarm_protocol.errors import PeerUnreachable
 
 CHUNK = b"chunk" * 100

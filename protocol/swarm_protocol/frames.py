@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from swarm_protocol import limits, wire
@@ -170,33 +169,29 @@ def _read_page_keys(keys: bytes) -> tuple[bytes, ...]:
     return tuple([keys[at : at + PAGE_KEY_BYTES] for at in range(0, len(keys), PAGE_KEY_BYTES)])
 
 
-_KINDS: Mapping[str, type[Frame]] = MappingProxyType(
-    {
-        "open": OpenSequence,
-        "step": StepRequest,
-        "link": LinkUpdate,
-        "hand": AllowHandover,
-        "drawn": AnswerTokens,
-        "draft_text": DraftText,
-        "close": CloseSequence,
-        "ready": SequenceReady,
-        "result": StepResult,
-        "linked": LinkAck,
-        "committed": Commitment,
-        "ended": SequenceEnded,
-        "leaving": ServerLeaving,
-        "push": Push,
-        "push_refused": PushRefused,
-    }
-)
-_FORMS: wire.Forms = MappingProxyType(
-    {
-        "rows": wire.FieldForm(_write_rows, None),  # its numbers are among the payloads
-        "token": wire.FieldForm(_write_token, _read_token),
-        "upstream_ms": wire.FieldForm(chain.from_iterable, _read_pairs),
-        "page_keys": wire.FieldForm(b"".join, _read_page_keys),
-    }
-)
+_KINDS: Mapping[str, type[Frame]] = {
+    "open": OpenSequence,
+    "step": StepRequest,
+    "link": LinkUpdate,
+    "hand": AllowHandover,
+    "drawn": AnswerTokens,
+    "draft_text": DraftText,
+    "close": CloseSequence,
+    "ready": SequenceReady,
+    "result": StepResult,
+    "linked": LinkAck,
+    "committed": Commitment,
+    "ended": SequenceEnded,
+    "leaving": ServerLeaving,
+    "push": Push,
+    "push_refused": PushRefused,
+}
+_FORMS: wire.Forms = {
+    "rows": wire.FieldForm(_write_rows, None),  # its numbers are among the payloads
+    "token": wire.FieldForm(_write_token, _read_token),
+    "upstream_ms": wire.FieldForm(chain.from_iterable, _read_pairs),
+    "page_keys": wire.FieldForm(b"".join, _read_page_keys),
+}
 
 
 def _descriptor(kind: str) -> Any:

@@ -117,7 +117,7 @@ class FieldForm:
 
 
 Forms: TypeAlias = Mapping[str, FieldForm]
-_NO_FORMS: Forms = MappingProxyType({})
+_NO_FORMS: Forms = {}
 
 
 def writer(value_type: type[Any], descriptor: Any, forms: Forms = _NO_FORMS) -> Callable[[Any, Any], None]:

@@ -9,7 +9,6 @@ are ASCII, as their checks demand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from swarm_protocol.checks import Checked
@@ -52,18 +51,16 @@ def standing_bytes(message: Standing) -> int:
     return _VERSION_BYTES + contents + _items_bytes(message.known) + _number_bytes(message.outer_step, message.attempt)
 
 
-SIZES: Mapping[type[WireMessage], Callable[[Any], int | bytes]] = MappingProxyType(
-    {
-        FindRequest: find_request_bytes,
-        FindResponse: find_response_bytes,
-        StoreRequest: store_request_bytes,
-        StoreResponse: store_response_bytes,
-        StandingRequest: standing_request_bytes,
-        Standing: standing_bytes,
-        ServeRecord: encoded,
-        TrainerRecord: encoded,
-    }
-)
+SIZES: Mapping[type[WireMessage], Callable[[Any], int | bytes]] = {
+    FindRequest: find_request_bytes,
+    FindResponse: find_response_bytes,
+    StoreRequest: store_request_bytes,
+    StoreResponse: store_response_bytes,
+    StandingRequest: standing_request_bytes,
+    Standing: standing_bytes,
+    ServeRecord: encoded,
+    TrainerRecord: encoded,
+}
 
 UNCHECKED: tuple[type[Checked], ...] = (FindRequest, FindResponse, Found, StoreRequest, StoreResponse)
 """Classes whose fields a simulation does not check: its own code makes all of these messages, and a simulated minute of

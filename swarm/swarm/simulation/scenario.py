@@ -206,15 +206,9 @@ class Scenario:
     file, which names a trace file with the key `trace` of [churn]."""
 
 
-_CHURN_KEYS: Mapping[str, str] = MappingProxyType(
-    {"half_life_minutes": "half-life", "scale_minutes": "weibull", "shape": "weibull"}
-)
-_TABLES: Mapping[str, type[Any]] = MappingProxyType(
-    {"churn": Churn, "model": Model, "training": Training, "plan": Plan}
-)
-_LISTS: Mapping[str, type[Any]] = MappingProxyType(
-    {"regions": Region, "paths": Path, "nats": Nat, "classes": NodeClass}
-)
+_CHURN_KEYS: Mapping[str, str] = {"half_life_minutes": "half-life", "scale_minutes": "weibull", "shape": "weibull"}
+_TABLES: Mapping[str, type[Any]] = {"churn": Churn, "model": Model, "training": Training, "plan": Plan}
+_LISTS: Mapping[str, type[Any]] = {"regions": Region, "paths": Path, "nats": Nat, "classes": NodeClass}
 
 
 def read_scenario(table: Mapping[str, Any], trace: str = "") -> Scenario:

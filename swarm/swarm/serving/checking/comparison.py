@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,23 +64,21 @@ class Tolerance:
 
 _HALF = Tolerance(median_row=1.5e-2, row=4e-2, fingerprint=5e-3, draw=2e-2)
 
-TOLERANCES: Mapping[str, Tolerance] = MappingProxyType(
-    {
-        "float32": Tolerance(median_row=1e-4, row=1e-3, fingerprint=1e-4, draw=1e-3),
-        "float16": Tolerance(median_row=4e-3, row=2e-2, fingerprint=2e-3, draw=1e-2),
-        "bfloat16": _HALF,
-        # few rows use another matrix product than many
-        "int8": Tolerance(median_row=3e-2, row=6e-2, fingerprint=7e-3, draw=2e-2),
-        "int4": _HALF,
-    }
-)
+TOLERANCES: Mapping[str, Tolerance] = {
+    "float32": Tolerance(median_row=1e-4, row=1e-3, fingerprint=1e-4, draw=1e-3),
+    "float16": Tolerance(median_row=4e-3, row=2e-2, fingerprint=2e-3, draw=1e-2),
+    "bfloat16": _HALF,
+    # few rows use another matrix product than many
+    "int8": Tolerance(median_row=3e-2, row=6e-2, fingerprint=7e-3, draw=2e-2),
+    "int4": _HALF,
+}
 """By the dtype of the revision's weights. int8 and int4 compute in bfloat16.
 
 `tests/bench/test_bench_spot_checks.py` measures the differences of honest servers, in 100,000 comparisons of each kind:
 see docs/explanation/measurements.md, "Spot checks". Each limit is at least twice the largest difference seen.
 """
 
-CODEC_LOSS: Mapping[str, float] = MappingProxyType({"raw": 0.0, "bf16": 4e-3, "int8": 2e-2})
+CODEC_LOSS: Mapping[str, float] = {"raw": 0.0, "bf16": 4e-3, "int8": 2e-2}
 """Maximum error of a codec in a row, relative to the row's norm, with a margin: 2^-9, and 1/254 of a block's largest
 value."""
 

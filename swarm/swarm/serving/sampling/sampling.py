@@ -31,29 +31,27 @@ _PENALTY = f"use {-limits.MAX_PENALTY:g} to {limits.MAX_PENALTY:g}"
 _SMALLEST = math.ulp(0.0)
 """The smallest number above 0."""
 
-_BOUNDS: Mapping[str, tuple[type[Integral | Real], float, float, str]] = MappingProxyType(
-    {
-        "temperature": (Real, 0, MAX_TEMPERATURE, f"use 0 to {MAX_TEMPERATURE:g}"),
-        "top_p": (Real, _SMALLEST, 1, "use a number above 0 and up to 1"),
-        "top_k": (Integral, 0, math.inf, "use 0 for no limit, or a positive number"),
-        "min_p": (Real, 0, 1, "use 0 to 1"),
-        "seed": (Integral, -(2**63) + 1, 2**63 - 1, "use a 64-bit number"),
-        "presence_penalty": (Real, -limits.MAX_PENALTY, limits.MAX_PENALTY, _PENALTY),
-        "frequency_penalty": (Real, -limits.MAX_PENALTY, limits.MAX_PENALTY, _PENALTY),
-        "repetition_penalty": (
-            Real,
-            _SMALLEST,
-            limits.MAX_REPETITION_PENALTY,
-            f"use 1 for none, or a number above 0 and up to {limits.MAX_REPETITION_PENALTY:g}",
-        ),
-        "min_tokens": (
-            Integral,
-            0,
-            limits.MAX_SESSION_TOKENS,
-            f"use 0 for no minimum, or a number up to {limits.MAX_SESSION_TOKENS}",
-        ),
-    }
-)
+_BOUNDS: Mapping[str, tuple[type[Integral | Real], float, float, str]] = {
+    "temperature": (Real, 0, MAX_TEMPERATURE, f"use 0 to {MAX_TEMPERATURE:g}"),
+    "top_p": (Real, _SMALLEST, 1, "use a number above 0 and up to 1"),
+    "top_k": (Integral, 0, math.inf, "use 0 for no limit, or a positive number"),
+    "min_p": (Real, 0, 1, "use 0 to 1"),
+    "seed": (Integral, -(2**63) + 1, 2**63 - 1, "use a 64-bit number"),
+    "presence_penalty": (Real, -limits.MAX_PENALTY, limits.MAX_PENALTY, _PENALTY),
+    "frequency_penalty": (Real, -limits.MAX_PENALTY, limits.MAX_PENALTY, _PENALTY),
+    "repetition_penalty": (
+        Real,
+        _SMALLEST,
+        limits.MAX_REPETITION_PENALTY,
+        f"use 1 for none, or a number above 0 and up to {limits.MAX_REPETITION_PENALTY:g}",
+    ),
+    "min_tokens": (
+        Integral,
+        0,
+        limits.MAX_SESSION_TOKENS,
+        f"use 0 for no minimum, or a number up to {limits.MAX_SESSION_TOKENS}",
+    ),
+}
 """For each parameter: kind, minimum, maximum, and the remedy for other values."""
 
 

@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from queue import PriorityQueue
-from types import MappingProxyType
 from typing import Any
 from weakref import finalize
 
@@ -43,7 +42,7 @@ next process."""
 MAX_END_IDS = 64
 
 Message = Mapping[str, Any]
-NOTHING: Message = MappingProxyType({})
+NOTHING: Message = {}
 
 MAX_ANSWER_BYTES = 48 * 2**20
 """Twice the size in JSON of the longest prompt's token ids and the largest table."""

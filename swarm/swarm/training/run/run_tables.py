@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from swarm.training.run.settings import (
@@ -35,21 +34,19 @@ MODULE_TYPE = "module"
 """The `model_type` of a run whose model is a module of the author's own."""
 
 
-DEFAULT_MODEL: Mapping[str, Any] = MappingProxyType(
-    {
-        "model_type": "llama",
-        "vocab_size": BYTE_VOCABULARY,
-        "hidden_size": 128,
-        "intermediate_size": 344,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 1024,
-        "tie_word_embeddings": True,
-        "bos_token_id": END_OF_TEXT,
-        "eos_token_id": END_OF_TEXT,
-    }
-)
+DEFAULT_MODEL: Mapping[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": BYTE_VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 344,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": True,
+    "bos_token_id": END_OF_TEXT,
+    "eos_token_id": END_OF_TEXT,
+}
 """A byte-level Llama of 1.1M parameters that two CPU cores train in a minute."""
 
 MODEL_KEYS: Mapping[str, str] = {

@@ -24,7 +24,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from swarm_protocol.errors import ConfigError, IntegrityError
@@ -65,13 +64,11 @@ def _declared(what: str) -> dict[str, Any]:
     return found
 
 
-LATER_SETTINGS: Mapping[str, Any] = MappingProxyType(_declared("implied"))
+LATER_SETTINGS: Mapping[str, Any] = _declared("implied")
 """Settings that were added after runs had been signed, such as "data.revision", with their implied values. See
 `settings.setting`."""
 
-ABOUT: Mapping[str, str] = MappingProxyType(
-    _declared("about") | {f"model.{key}": text for key, text in MODEL_KEYS.items()}
-)
+ABOUT: Mapping[str, str] = _declared("about") | {f"model.{key}": text for key, text in MODEL_KEYS.items()}
 """The explanation of every setting and table, by its name, such as "data.split"."""
 
 

@@ -4,7 +4,6 @@ config."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 from swarm_protocol.errors import ConfigError
@@ -14,15 +13,13 @@ from swarm.serving.model.formats.block_floats import Fp8, Mxfp4
 from swarm.serving.model.formats.format import CheckpointFormat
 from swarm.serving.model.formats.packed_ints import awq, gptq
 
-FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = MappingProxyType(
-    {
-        "awq": awq,
-        "bitsandbytes": bitsandbytes,
-        "fp8": Fp8.from_config,
-        "gptq": gptq,
-        "mxfp4": Mxfp4.from_config,
-    }
-)
+FORMATS: Mapping[str, Callable[[Mapping[str, Any]], CheckpointFormat]] = {
+    "awq": awq,
+    "bitsandbytes": bitsandbytes,
+    "fp8": Fp8.from_config,
+    "gptq": gptq,
+    "mxfp4": Mxfp4.from_config,
+}
 """Functions that make a format from a `quantization_config`, by `quant_method`. They raise ValueError."""
 
 _REMEDY = "serve the unquantized checkpoint"

@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -50,7 +49,7 @@ def bitsandbytes(config: Mapping[str, Any]) -> CheckpointFormat:
 class Int8Weight:
     """Int8 weights. Each row of codes has a scale: its largest magnitude."""
 
-    endings: ClassVar[Mapping[str, str]] = MappingProxyType({_ROW_SCALES: ".weight", _LAYOUT: ".weight"})
+    endings: ClassVar[Mapping[str, str]] = {_ROW_SCALES: ".weight", _LAYOUT: ".weight"}
     needed: ClassVar[tuple[str, ...]] = ("", _ROW_SCALES)
 
     def num_values(self, sizes: Mapping[str, int]) -> int:

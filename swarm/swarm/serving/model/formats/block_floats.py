@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -35,7 +34,7 @@ class Fp8:
     """FP8 weights. `block` is rows and columns of a block; None: one scale for a weight."""
 
     block: tuple[int, int] | None
-    endings: ClassVar[Mapping[str, str]] = MappingProxyType({_SCALES: "", ".activation_scale": ".weight"})
+    endings: ClassVar[Mapping[str, str]] = {_SCALES: "", ".activation_scale": ".weight"}
     needed: ClassVar[tuple[str, ...]] = ("", _SCALES)
 
     @classmethod
@@ -93,7 +92,7 @@ _MX_CODES, _MX_SCALES = "_blocks", "_scales"
 class Mxfp4:
     """MXFP4 weights. All have the same layout."""
 
-    endings: ClassVar[Mapping[str, str]] = MappingProxyType({_MX_CODES: "", _MX_SCALES: ""})
+    endings: ClassVar[Mapping[str, str]] = {_MX_CODES: "", _MX_SCALES: ""}
     needed: ClassVar[tuple[str, ...]] = (_MX_CODES, _MX_SCALES)
 
     @classmethod

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -44,9 +43,7 @@ class PackedInts:
     packs_inputs: bool
     places: tuple[int, ...]
     zero_offset: int
-    endings: ClassVar[Mapping[str, str]] = MappingProxyType(
-        dict.fromkeys((_CODES, _ZEROS, _SCALES, _GROUPS), ".weight")
-    )
+    endings: ClassVar[Mapping[str, str]] = dict.fromkeys((_CODES, _ZEROS, _SCALES, _GROUPS), ".weight")
     needed: ClassVar[tuple[str, ...]] = (_CODES, _ZEROS, _SCALES)
 
     def num_values(self, sizes: Mapping[str, int]) -> int:

@@ -136,13 +136,12 @@ class Capability(Checked):
 class NetworkSecret:
     """The secret of a network: 32 random bytes, and the keys that follow from them. `repr` does not show them."""
 
-    __slots__ = ("_key", "_names", "_secret")
+    __slots__ = ("_key", "_names")
 
     def __init__(self, secret: bytes) -> None:
         """Raises ValueError for another length."""
         if len(secret) != SECRET_BYTES:
             raise ValueError(f"a network's secret has {SECRET_BYTES} bytes, not {len(secret)}")
-        self._secret = secret
         self._names = _derived(secret, b"names")
         self._key = ChaCha20Poly1305(_derived(secret, b"seal"))
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from swarm.ended_tasks import end_tasks
 from swarm.network.link_diagnosis import LinkWatch
 from swarm.start_checkpoint import bringing
 from swarm.threads import in_own_thread
@@ -147,9 +148,7 @@ class RunTraining:
         try:
             await self._trainer.run()
         finally:
-            for task in beside:
-                task.cancel()
-            await asyncio.gather(*beside, return_exceptions=True)
+            await end_tasks(*beside)
         self._node.activity.training = None
         state = self._trainer.state
         if state is None or state.outer_step < self._run.config.outer_steps:

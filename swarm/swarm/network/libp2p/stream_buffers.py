@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast
 
 from swarm_protocol.errors import PeerViolation
@@ -23,9 +24,10 @@ SCRATCH_BYTES = 2**14
 SLICE_BYTES = 2**16
 """Maximum bytes of a long body that are read at once if the download is limited."""
 
-MAX_FRAMES_AT_ONCE = 256
-"""If more frames come with one read, the next read waits for the next turn of the loop. uvloop reads up to 32 times in
-a turn, which are 100,000 frames without data: those of a stranger would keep all others waiting."""
+MAX_FRAMES_AT_ONCE = 64
+"""Maximum frames of one stream that are accepted at once; then the stream waits for the next turn of the loop. More
+come with one read only if they have hardly any data. The hundreds of streams that a stranger may have would keep all
+others waiting, since one read holds 3,000 empty frames, and uvloop reads up to 32 times in a turn."""
 
 _TAKEN_BYTES = 2**16
 """Maximum bytes taken at once from a StreamReader, which bounds the memory that is held twice."""
@@ -51,6 +53,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
         self._scratch = bytearray(SCRATCH_BYTES)
         self._num_scratch = 0  # bytes in the scratch, of a frame that is not whole yet
         self._is_announced = False  # whether `announced` was called for that frame
+        self._is_behind = False  # whether the scratch may have more frames for the next turns
         self._body = bytearray()  # the body of a frame that does not fit the scratch; empty if there is none
         self._num_body = 0
         self._num_unwanted = 0  # bytes still to come of an unwanted frame
@@ -81,16 +84,20 @@ class StreamBuffers(asyncio.BufferedProtocol):
         transport.pause_reading()
         transport.set_protocol(self)
         self._transport = transport
+        self._is_paused = True
         if not transport.is_closing():  # on a closed transport uvloop would raise RuntimeError
             # a sender waits until the system has its message, so that this process no longer holds it
             transport.set_write_buffer_limits(high=0)
         try:
             for data in _unread(reader):
-                self._feed(data)
+                if not transport.is_closing():
+                    transport.pause_reading()  # `reader` resumes it once it has room
+                await self._feed(data)
             if transport.is_closing():
                 self.connection_lost(None)
             elif reader.at_eof():
                 self.eof_received()
+            self._is_paused = False
             transport.resume_reading()
             await self._ended
         finally:
@@ -121,10 +128,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
         return memoryview(self._scratch)[self._num_scratch :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        try:
-            self._advance(nbytes)
-        except PeerViolation as violation:
-            self._end(violation)
+        self._try(partial(self._advance, nbytes))
         if self._is_limited:
             self._download.charge(nbytes)
             if self._download.wait_s() > 0:
@@ -147,14 +151,24 @@ class StreamBuffers(asyncio.BufferedProtocol):
 
     # ----------------------------------------------------------------------------------------------------------------
 
-    def _feed(self, data: bytes) -> None:
+    async def _feed(self, data: bytes) -> None:
         view = memoryview(data)
         while view:
             place = self.get_buffer(-1)
             num_bytes = min(len(place), len(view))
             place[:num_bytes] = view[:num_bytes]
             self._advance(num_bytes)
+            while self._is_behind and not self._ended.done():
+                await asyncio.sleep(0)
+                self._parse()
             view = view[num_bytes:]
+
+    def _try(self, step: Callable[[], None]) -> None:
+        """Run `step`, and end the reading if it finds a violation."""
+        try:
+            step()
+        except PeerViolation as violation:
+            self._end(violation)
 
     def _advance(self, num_bytes: int) -> None:
         """Count `num_bytes` more bytes in the buffer that `get_buffer` returned."""
@@ -186,12 +200,15 @@ class StreamBuffers(asyncio.BufferedProtocol):
             asyncio.get_running_loop().call_later(wait_s, self._read_on)
             return
         self._is_paused = False
-        self._transport.resume_reading()
+        if self._is_behind:
+            self._try(self._parse)
+        if not (self._is_paused or self._ended.done()):
+            self._transport.resume_reading()
 
     def _parse(self) -> None:
-        """Accept the whole frames in the scratch. The rest moves to its beginning, or to a separate body."""
+        """Accept the first whole frames in the scratch. The rest moves to its beginning, or to a separate body."""
         view, at, num_frames = memoryview(self._scratch)[: self._num_scratch], 0, 0
-        while len(view) - at >= framing.HEADER.size:
+        while len(view) - at >= framing.HEADER.size and num_frames < MAX_FRAMES_AT_ONCE:
             num_frames += 1
             kind, length = framing.parse_header(view[at : at + framing.HEADER.size])
             is_wanted = self._is_announced or self._announced(kind, length)
@@ -213,7 +230,8 @@ class StreamBuffers(asyncio.BufferedProtocol):
                 break
         self._num_scratch = len(view) - at
         self._scratch[: self._num_scratch] = view[at:]
-        if num_frames > MAX_FRAMES_AT_ONCE:
+        self._is_behind = num_frames == MAX_FRAMES_AT_ONCE
+        if self._is_behind:
             self._pause()
 
     def _skip_unwanted(self) -> None:

@@ -10,7 +10,7 @@ import pytest
 import uvloop
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.libp2p.stream_buffers import SCRATCH_BYTES, StreamBuffers
+from swarm.network.libp2p.stream_buffers import MAX_FRAMES_AT_ONCE, SCRATCH_BYTES, StreamBuffers
 from swarm.network.rate import write
 from swarm_protocol.errors import PeerViolation
 
@@ -253,20 +253,26 @@ def test_buffered_long_bodies_arrive_one_in_each_turn_of_the_loop() -> None:
     in_each_loop(case)
 
 
-def test_short_frames_leave_the_loop_after_each_read() -> None:
-    data = framing.acknowledgement(0) * 40_000
+@pytest.mark.parametrize("num_before", [0, 5000])
+def test_short_frames_leave_the_loop_after_a_few(num_before: int) -> None:
+    """`num_before` come before the wire exists."""
+    one = framing.acknowledgement(0)
 
     async def case(near: Near) -> None:
         most, before = 0, 0
+        await asyncio.get_running_loop().sock_sendall(near.far, b"!" + one * num_before)
+        assert await near.reader.readexactly(1) == b"!"
         running = asyncio.create_task(near.run())
         await near.wire.drained()
-        assert near.far.send(data) == len(data)
-        while len(near.frames) < 40_000:
+        rest = one * (20_000 - num_before)
+        assert near.far.send(rest) == len(rest)
+        while len(near.frames) < 20_000:
             await asyncio.sleep(0)
             most, before = max(most, len(near.frames) - before), len(near.frames)
         near.far.close()
         await running
-        assert most <= SCRATCH_BYTES / framing.HEADER.size
+        assert most <= 2 * MAX_FRAMES_AT_ONCE, "the rest of one read, and the next one"
+        assert near.frames == [(Kind.ACK, 0, b"")] * 20_000
 
     in_each_loop(case)
 

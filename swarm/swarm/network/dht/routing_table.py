@@ -45,7 +45,8 @@ MAX_CALLS = 100
 """Maximum calls of one search for each key. Otherwise a liar could name peers without end, each nearer than the
 last."""
 MAX_ADDRS = 3 * limits.MAX_CONTACT_ADDRS
-"""Maximum addresses of one peer in a search: those from several sources, so that a liar among them hides nothing."""
+"""Maximum addresses of one peer that a search dials at once. Those that most nodes have named come first, so that liars
+hide none unless they are most of the nodes that name the peer."""
 MAX_RECORDS_PER_KEY = WIDTH * limits.MAX_RECORDS_PER_KEY
 """Maximum records of a key in a search, as many as if each of the nearest nodes held different ones. Otherwise liars
 could send records without end."""
@@ -243,8 +244,7 @@ class NodeLookup:
         self._asked: set[tuple[str, bytes]] = set()
         self._num_asked = 0
         self._dropped: set[str] = set()
-        self._addrs: dict[str, tuple[str, ...]] = {}
-        self._heard: dict[str, Contact] = {}  # by peer id, the contact as it was named last
+        self._named: dict[str, dict[str, Contact]] = {}  # the contact of a peer that each node named last
         self.peers: set[str] = set()
         self.answered: set[str] = set()
         self.num_hops: dict[str, int] = {}
@@ -278,23 +278,17 @@ class NodeLookup:
 
     def hear(self, named: Sequence[Contact], suspects: Container[str], *, named_by: str) -> None:
         """Add the peers that a node names, as `meet` does, and their addresses beside those that other nodes named."""
-        news = []
         for contact in named:
-            peer_id = contact.peer_id
-            if self._heard.get(peer_id) is contact:
-                continue  # another node has named the same contact, as is usual
-            if peer_id not in suspects:
-                self._heard[peer_id] = contact
-            known = self._addrs.get(peer_id, ())
-            if contact.addrs != known:
-                usable = dialable(contact.addrs)
-                self._addrs[peer_id] = tuple(dict.fromkeys((*known, *usable)))[:MAX_ADDRS] if known else usable
-            news.append(peer_id)
-        self.meet(news, suspects, named_by=named_by)
+            self._named.setdefault(contact.peer_id, {})[named_by] = contact
+        self.meet([contact.peer_id for contact in named], suspects, named_by=named_by)
 
     def addrs_of(self, peer_id: str) -> tuple[str, ...]:
-        """Return the addresses that nodes have named for `peer_id` in this search."""
-        return self._addrs.get(peer_id, ())
+        """Return the addresses that nodes have named for `peer_id` in this search, those that most have named first."""
+        contacts = tuple(self._named.get(peer_id, {}).values())
+        if all(contact is contacts[0] for contact in contacts):  # as is usual
+            return dialable(contacts[0].addrs) if contacts else ()
+        num_naming = Counter(addr for contact in contacts for addr in contact.addrs)
+        return dialable(addr for addr, _ in num_naming.most_common())
 
     def drop(self, peer_id: str) -> None:
         """Remove a peer that did not answer."""

@@ -18,7 +18,7 @@ from swarm_protocol.dht_messages import FindRequest, FindResponse, dht_id_of
 
 from swarm.network.dht.known_peers import KnownPeers
 from swarm.network.dht.record_storage import RecordValidator
-from swarm.network.dht.routing_table import WIDTH, NodeLookup, to_id
+from swarm.network.dht.routing_table import MAX_ADDRS, WIDTH, NodeLookup, to_id
 from swarm.newest_items import NewestItems
 
 WIDEN_S = 1.0
@@ -109,7 +109,7 @@ class Searches:
         answers but hides none."""
 
         def named() -> tuple[str, ...]:
-            return tuple(addr for addr in sought.search.addrs_of(peer_id) if addr not in tried)
+            return tuple(addr for addr in sought.search.addrs_of(peer_id) if addr not in tried)[:MAX_ADDRS]
 
         async with sought.lock:
             if not named():
@@ -150,7 +150,7 @@ class Searches:
         self, search: NodeLookup, suspects: Container[str], peer_id: str, keys: Sequence[bytes], request: bytes
     ) -> None:
         """Send the encoded `request` for `keys` to a peer, and take in its answer."""
-        answer = await self._known.find(peer_id, len(keys), request, search.addrs_of(peer_id))
+        answer = await self._known.find(peer_id, len(keys), request, search.addrs_of(peer_id)[:MAX_ADDRS])
         if answer is None:
             search.drop(peer_id)
             return

@@ -63,10 +63,23 @@ def test_search_asks_a_suspected_node_that_is_named_again_and_keeps_each_address
     first, other = (Contact(peer_id=OTHERS[0], addrs=(f"/ip4/192.0.2.{n}/tcp/4001",)) for n in (1, 2))
     search.hear([first], OTHERS[:1], named_by=OTHERS[1])
     assert search.peers == set()
-    for contact in (first, other, first):
-        search.hear([contact], (), named_by=OTHERS[1])
+    search.hear([first], (), named_by=OTHERS[1])
+    search.hear([other], (), named_by=OTHERS[2])
     assert search.peers == {OTHERS[0]}
     assert search.addrs_of(OTHERS[0]) == (*first.addrs, *other.addrs)
+
+
+def test_liars_that_are_not_most_of_the_naming_nodes_hide_no_address() -> None:
+    search, true = NodeLookup([KEY], OWN), Contact(peer_id=OTHERS[0], addrs=("/ip4/192.0.2.1/tcp/4001",))
+    for liar in range(4):
+        for number in range(3):  # it may name one address for each key, or answer again
+            false = tuple(f"/ip4/198.51.100.{liar}/tcp/{number * 100 + port}" for port in range(1, 9))
+            search.hear([Contact(peer_id=OTHERS[0], addrs=false)], (), named_by=OTHERS[10 + liar])
+    for honest in range(2):
+        search.hear([true], (), named_by=OTHERS[20 + honest])
+    assert search.addrs_of(OTHERS[0])[0] == true.addrs[0]
+    search.hear([true], (), named_by=OTHERS[10])
+    assert len(search.addrs_of(OTHERS[0])) == 1 + 3 * limits.MAX_CONTACT_ADDRS
 
 
 def test_search_ends_when_a_liar_names_peers_without_end() -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.site_pages import ROOT, hooks, written
 from swarm.network import framing, network_entry
 from swarm.network.discovery import mdns_messages
-from swarm.network.paths import introductions, opener, own_addresses, peer_addresses
+from swarm.network.paths import address_survey, introductions, opener, peer_addresses
 from swarm.network.peer_budgets import NUM_GUARANTEED
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
@@ -138,7 +138,7 @@ def test_paths_page_names_every_method_and_bound() -> None:
         f"at most {introductions.MAX_BURST} introductions in {introductions.BURST_S:.0f} seconds",
         f"send to at most {introductions.MAX_ADDRS} addresses",
         f"for up to {opener.OPEN_S:.0f} seconds",
-        f"every {own_addresses.CONFIRM_S / 60:.0f} minutes",
+        f"every {address_survey.CONFIRM_S / 60:.0f} minutes",
     ):
         assert said in " ".join(page.split()), said
 

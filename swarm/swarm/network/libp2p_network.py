@@ -149,7 +149,7 @@ class Libp2pNetwork(SigningNetwork):
         confirmation."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await self._paths.own.measured.wait()
+                await self._paths.survey.measured.wait()
         return self._paths.own.reachability
 
     async def ask_greetings(self) -> list[Greeting]:
@@ -326,9 +326,9 @@ class Libp2pNetwork(SigningNetwork):
         tasks.create_task(self._watch.run())
         tasks.create_task(ConnectionLimit(self._host, self._used_peers).run(), name="limit connections")
         tasks.create_task(self._reservations.run())
-        await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.own.observe())
+        await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.survey.observe())
         self._paths.update()
-        tasks.create_task(self._paths.own.run())
+        tasks.create_task(self._paths.survey.run())
         tasks.create_task(self._paths.follow_relays())
         answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self._dht.refresh()

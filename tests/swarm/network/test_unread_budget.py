@@ -108,7 +108,7 @@ def test_keys_of_one_network_displace_each_other_and_not_a_peer_of_another_netwo
     async def main() -> None:
         async with AsyncExitStack() as stack:
             host = await stack.enter_async_context(await libp2p_node(tmp_path / "host", listen=("/ip4/0.0.0.0/tcp/0",)))
-            addrs = [f"/ip4/127.0.0.1/tcp/{host._paths.own._listen_endpoints[4].bind[1]}/p2p/{host.peer_id}"]
+            addrs = [f"/ip4/127.0.0.1/tcp/{host._paths.own.listen_endpoints[4].bind[1]}/p2p/{host.peer_id}"]
             await host.serve_stream("hang", hang)
             budget = host._host.unread = UnreadBudget(host._host.provider_of, max_host_bytes=num_keys * num_bytes)
 

@@ -2,9 +2,9 @@
 
 A direct path is made in these steps, each with its module:
 
-1. A node learns where it can be reached. `own_addresses` asks a few peers at which address they see the node, and has
-   them dial the addresses that may lead to it (`peer_addresses`). Addresses that peers reached are announced. A node
-   that no peer reaches announces addresses through relays instead (`swarm.network.relay`).
+1. A node learns where it can be reached. `address_survey` asks a few peers at which address they see the node, and has
+   them dial the addresses that may lead to it (`peer_addresses`). `own_addresses` announces those that peers reached,
+   and addresses through relays (`swarm.network.relay`) if no peer reaches the node.
 2. A node that calls a peer without a connection passes the peer's announced addresses to `dialler`. `dial_policy` drops
    those that are not worth a dial. The peer is dialled at its direct addresses first.
 3. If none of these answers, `introductions` asks a relay of the peer to introduce the two nodes to each other. The

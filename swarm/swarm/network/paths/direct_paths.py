@@ -23,6 +23,7 @@ from swarm_protocol.errors import PeerError
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.multiaddr import is_loopback, is_relayed, parse_peer_addr
+from swarm.network.paths.address_survey import AddressSurvey
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.dialler import Dialler
 from swarm.network.paths.introductions import Introductions, Surroundings
@@ -110,13 +111,12 @@ class DirectPaths:
         carried = self._introductions.carried
         self.own = OwnAddresses(
             self._host,
-            prefix,
             announced=self._announced,
             listen_endpoints=endpoints,
-            asked=self._asked,
             relayed=lambda: self._reservations.addrs,
-            carried=carried,
-            on_change=self.update,
+        )
+        self.survey = AddressSurvey(
+            self._host, prefix, self.own, asked=self._asked, carried=carried, on_change=self.update
         )
         self._upgrades = Upgrades(self._host, replace, lambda: bool(endpoints) and self.own.can_be_opened)
         await self._introductions.serve()

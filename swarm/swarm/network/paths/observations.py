@@ -1,6 +1,6 @@
 """Decides which of its own addresses a node believes, from the answers of peers that see it or have dialled it. Pure.
 
-Some peer may lie. `own_addresses` asks the peers.
+Some peer may lie. `address_survey` asks the peers.
 """
 
 from __future__ import annotations

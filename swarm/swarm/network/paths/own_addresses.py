@@ -1,108 +1,56 @@
-"""Learns at which addresses others reach this node.
+"""Knows at which addresses others reach this node, and so which ones it announces, and whether it needs relays.
 
-Candidates are the daemon's own addresses (those of interfaces, and those that the router maps by UPnP or NAT-PMP), and
-the listen port at the IP that peers see. A candidate counts once peers have dialled it (`peer_addresses`).
-
-`observe` asks peers at which IP they see this node. `run` is a task that has the candidates dialled, and again when the
-machine's addresses or that IP change.
-
-A peer may lie about where it sees this node, and about the addresses that it reaches. So no single peer decides if
-there are others to ask: two must agree. Peers at one IP count once, since they may be one machine. If only two peers
-answer, and they differ, nothing is decided. Each IP version is a separate question, which goes to the peers connected
-by it.
-
-State belongs to the network's loop, whose clock it reads.
+`address_survey` asks peers, and sets what they answer here. State belongs to the network's loop.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 
-from swarm_protocol import limits
-from swarm_protocol.errors import PeerError, PeerUnreachable
-from swarm_protocol.path_messages import PathAddrs, PathAnswer
 from swarm_protocol.records import Reachability
 
 from swarm.network.discovery.own_networks import source_addresses
-from swarm.network.interface import NotServed
-from swarm.network.ip_kinds import IpAddress
 from swarm.network.libp2p.host import Host
-from swarm.network.multiaddr import dialable, ip_of, is_loopback, is_private, is_tcp_by_ip, tcp_endpoint
+from swarm.network.multiaddr import ip_of, is_loopback, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import to_announce
-from swarm.network.paths.observations import (
-    IP_VERSIONS,
-    NUM_AGREEING,
-    are_decided,
-    choose_observers,
-    of_version,
-    reached_addrs,
-    seen_addrs,
-    shows_symmetric_nat,
-)
+from swarm.network.paths.observations import of_version
 from swarm.network.paths.opener import ListenEndpoint
-from swarm.network.paths.peer_addresses import ASK_S, DIAL_BACK, OBSERVE
-from swarm.network.suspension import SuspensionWatch
-
-logger = logging.getLogger(__name__)
-
-NUM_ASKED = 4
-"""Maximum peers that are asked for one measurement."""
-
-LOOK_S = 3.0
-"""Time between two looks at the machine's own addresses, which cost nothing."""
-OBSERVE_EVERY = 20
-"""Number of looks after which a peer is asked again at which IP it sees this node."""
-RETRY_S = 60.0
-"""Time after which a node is measured again if no peer reached it, or if it had no peer to ask."""
-CONFIRM_S = 900.0
-"""Time after which confirmed addresses are measured again."""
-WOKEN_S = 15.0
-"""Time after the machine has woken up until its addresses are measured again, since a router may have forgotten its
-mappings. Before that, peers would not hear the requests: dead paths to them have to be replaced first."""
 
 
 class OwnAddresses:
-    """Finds out which of this node's addresses others can dial."""
+    """Knows which of this node's addresses others can dial."""
 
     def __init__(
         self,
         host: Host,
-        prefix: str,
         *,
         announced: Sequence[str],
-        listen_endpoints: dict[int, ListenEndpoint],
-        asked: Callable[[], Sequence[str]],
+        listen_endpoints: Mapping[int, ListenEndpoint],
         relayed: Callable[[], Sequence[str]],
-        carried: Collection[str],
-        on_change: Callable[[], None],
     ) -> None:
         """`announced` are addresses that the operator gives. Since peers look no names up, the addresses at which peers
-        reach this node are announced besides names. `asked` returns the peers to ask, the best first. `relayed` returns
-        the addresses through relays. `carried` are peers of which this node sees a wrong address."""
-        self.measured = asyncio.Event()
+        reach this node are announced besides names. `relayed` returns the addresses through relays."""
         self.daemons: tuple[str, ...] = ()
         """The daemon's own addresses."""
-        self._host = host
-        self._prefix = prefix
-        self._announced = tuple(announced)
-        self._named_ports = [endpoint[1] for addr in announced if not ip_of(addr) and (endpoint := tcp_endpoint(addr))]
-        self._listen_endpoints = listen_endpoints
-        self._first_version = min(listen_endpoints, default=4)
-        self._asked = asked
-        self._relayed = relayed
-        self._carried = carried
-        self._on_change = on_change
-        self._confirmed: tuple[str, ...] = ()
         self.seen_at: tuple[str, ...] = ()
         """The addresses at which peers agree that they see this node."""
-        self._named_ips: set[object] = set()  # the IPs at which any single peer said that it sees this node
+        self.confirmed: tuple[str, ...] = ()
+        """The candidates that peers have reached."""
+        self.was_asked = False
+        """True once any peer has tried to reach this node."""
         self.is_behind_symmetric_nat = False
         """True once peers have shown that a NAT gives this node another port for each peer."""
-        self._num_looks = 0
-        self._was_asked = False  # whether any peer has tried to reach this node
+        self.listen_endpoints = listen_endpoints
+        self._host = host
+        self._announced = tuple(announced)
+        self._named_ports = [endpoint[1] for addr in announced if not ip_of(addr) and (endpoint := tcp_endpoint(addr))]
+        self._first_version = min(listen_endpoints, default=4)
+        self._relayed = relayed
+
+    async def refresh(self) -> None:
+        """Ask the daemon for its addresses. Raises PeerUnreachable if the daemon cannot be asked."""
+        self.daemons = await self._host.addrs()
 
     @property
     def direct(self) -> tuple[str, ...]:
@@ -112,9 +60,9 @@ class OwnAddresses:
         own = [
             addr
             for addr in self.daemons
-            if (is_local or not is_loopback(addr)) and (is_private(addr) or (addr in first and not self._was_asked))
+            if (is_local or not is_loopback(addr)) and (is_private(addr) or (addr in first and not self.was_asked))
         ]
-        return tuple(dict.fromkeys((*self._announced, *self._confirmed, *own)))
+        return tuple(dict.fromkeys((*self._announced, *self.confirmed, *own)))
 
     @property
     def possible(self) -> tuple[str, ...]:
@@ -150,7 +98,7 @@ class OwnAddresses:
         beyond: behind a NAT, a neighbour can be the only peer that is connected by IPv4."""
         seen = chain.from_iterable(self._host.connected.values())
         is_beyond = any(ip_of(addr) and not is_private(addr) for addr in seen)
-        return [addr for addr in self._confirmed if not (is_beyond and is_private(addr))]
+        return [addr for addr in self.confirmed if not (is_beyond and is_private(addr))]
 
     @property
     def needs_relays(self) -> bool:
@@ -161,81 +109,11 @@ class OwnAddresses:
         """Return the addresses to announce, direct and relayed ones."""
         return to_announce(self.direct, self._relayed())
 
-    async def refresh(self) -> None:
-        """Ask the daemon for its addresses. Raises PeerUnreachable if the daemon cannot be asked."""
-        self.daemons = await self._host.addrs()
-
-    async def observe(self) -> None:
-        """Ask peers at which IP they see this node. Raises PeerUnreachable if the daemon cannot be asked."""
-        await self.refresh()
-        peers = await self._direct_peers()
-        self._named_ips = set()
-        found = await asyncio.gather(*(self._observe_by(version, peers.get(version, ())) for version in IP_VERSIONS))
-        self.seen_at = tuple(addr for addrs in found for addr in addrs)
-        self._on_change()
-
-    async def _observe_by(self, version: int, peers: Sequence[str]) -> Sequence[str]:
-        """Return the addresses of one IP version at which peers see this node. `peers` are connected by that
-        version."""
-        answers = await asyncio.gather(*map(self._ask_seen, peers))
-        self._named_ips.update(ip_of(addr) for addrs in answers for addr in addrs)
-        seen = [found for addrs in answers if (found := of_version(version, addrs))]
-        if not seen:  # no peer of this IP version has answered, so earlier answers hold
-            here = {ip_of(addr) for addr in self.daemons}
-            return [addr for addr in of_version(version, self.seen_at) if version == 4 or ip_of(addr) in here]
-        if version == 4:
-            self.is_behind_symmetric_nat = shows_symmetric_nat(seen)
-        return seen_addrs(seen)
-
-    async def run(self) -> None:
-        """Have the addresses confirmed, and again when they change. A daemon that cannot be asked is logged once, and
-        asked again. If it has ended, the network ends this task."""
-        trouble = ""
-        while True:
-            try:
-                await self._confirm()
-                self.measured.set()
-                await self._until_due()
-                trouble = ""
-                await self.observe()
-            except PeerUnreachable as error:
-                if error.message != trouble:
-                    trouble = error.message
-                    logger.warning("cannot find out the addresses of this node: %s", error)
-                await asyncio.sleep(LOOK_S)
-
-    async def _until_due(self) -> None:
-        """Wait until the addresses are to be confirmed again."""
-        loop, suspension, signature = asyncio.get_running_loop(), SuspensionWatch(), await self._signature()
-        due_at = loop.time() + (CONFIRM_S if self._open else RETRY_S)
-        while True:
-            await asyncio.sleep(LOOK_S)
-            self._num_looks += 1
-            self._on_change()  # a new connection may be the first beyond this machine
-            if suspension.was_suspended():
-                due_at = min(due_at, loop.time() + WOKEN_S)
-            asks = self._num_looks % OBSERVE_EVERY == 0
-            if (
-                loop.time() > due_at
-                or await self._signature() != signature
-                or (asks and await self._is_seen_elsewhere())
-            ):
-                return
-
-    async def _signature(self) -> object:
-        await self.refresh()
-        return source_addresses(), frozenset(self.daemons)
-
-    async def _is_seen_elsewhere(self) -> bool:
-        """Return whether a peer sees this node at an IP that no peer has named before. All named IPs count, since a
-        machine has several IPv6 addresses, and a peer sees the one that was newest when it connected."""
-        known = self._named_ips.union(map(ip_of, self.seen_at))
-        asked = [peers[0] for peers in (await self._direct_peers()).values()]
-        answers = await asyncio.gather(*map(self._ask_seen, asked))
-        return any(seen and not known & {ip_of(addr) for addr in seen} for seen in answers)
-
-    def _candidates(self) -> list[str]:
-        """Return addresses at which others may reach this node, the likeliest first."""
+    def candidates(self) -> list[str]:
+        """Return addresses at which others may reach this node, the likeliest first: the daemon's own ones, and the
+        listen port at the IP that peers see. None without a listener."""
+        if not self.listen_endpoints:
+            return []
         if announced := [addr for addr in self._announced if ip_of(addr)]:
             return [addr for addr in announced if not is_loopback(addr)]
         ips = {ip_of(addr): addr for addr in self.seen_at}
@@ -243,65 +121,14 @@ class OwnAddresses:
         forwarded = [
             f"/ip{ip.version}/{ip}/tcp/{port}"
             for ip in ips
-            if ip is not None and ip.version in self._listen_endpoints
-            for port in (*self._named_ports, self._listen_endpoints[ip.version].bind[1])
+            if ip is not None and ip.version in self.listen_endpoints
+            for port in (*self._named_ports, self.listen_endpoints[ip.version].bind[1])
         ]
         found = dict.fromkeys((*own, *forwarded, *ips.values()))
         return [addr for addr in found if not is_loopback(addr)]
-
-    async def _confirm(self) -> None:
-        candidates = self._candidates() if self._listen_endpoints else []
-        peers = await self._direct_peers() if candidates else {}
-        found = await asyncio.gather(
-            *(self._reached_by(peers[version], of_version(version, candidates)) for version in peers)
-        )
-        if answers := {version: addrs for version, addrs in zip(peers, found, strict=True) if addrs is not None}:
-            self._was_asked = True
-            for version in IP_VERSIONS:
-                before = of_version(version, self._confirmed)
-                answers.setdefault(version, tuple(addr for addr in before if addr in candidates))
-            self._confirmed = tuple(addr for version in IP_VERSIONS for addr in answers[version])
-            logger.info("this node is seen at %s, and reached at %s", self.seen_at, self._confirmed)
-        self._on_change()
-
-    async def _reached_by(self, peers: Sequence[str], candidates: Sequence[str]) -> tuple[str, ...] | None:
-        """Return the candidates that `peers` have reached, or None if no peer has answered. All are of one IP
-        version."""
-        request = PathAddrs(addrs=tuple(candidates[: limits.MAX_CONTACT_ADDRS])).to_bytes()
-        answers: list[list[str]] = []
-        while candidates and peers and not are_decided(answers):
-            asked, peers = peers[:NUM_AGREEING], peers[NUM_AGREEING:]
-            for answer in await asyncio.gather(*(self._ask(peer_id, DIAL_BACK, request) for peer_id in asked)):
-                if answer is not None:
-                    answers.append([addr for addr in answer.addrs if addr in candidates])
-        return reached_addrs(answers, candidates) if answers else None
 
     def _is_lasting(self, addr: str) -> bool:
         """Return whether an address does not depend on a NAT's temporary mapping: it is one of the daemon's, or the
         operator announced it, or its port with a name."""
         endpoint = tcp_endpoint(addr)
         return addr in (*self._announced, *self.daemons) or (endpoint is not None and endpoint[1] in self._named_ports)
-
-    async def _direct_peers(self) -> dict[int, list[str]]:
-        """Return the peers to ask, by the IP version by which they are connected and so see this node."""
-        connected = await self._host.connected_peers()
-        ips: dict[int, dict[str, IpAddress]] = {}
-        for peer_id in self._asked():
-            for addr in filter(is_tcp_by_ip, connected.get(peer_id, ())):
-                if peer_id not in self._carried and (ip := ip_of(addr)) is not None:
-                    ips.setdefault(ip.version, {})[peer_id] = ip
-        return {version: choose_observers(peers, NUM_ASKED) for version, peers in ips.items()}
-
-    async def _ask_seen(self, peer_id: str) -> tuple[str, ...]:
-        answer = await self._ask(peer_id, OBSERVE, b"")
-        return tuple(filter(is_tcp_by_ip, dialable(answer.addrs))) if answer else ()
-
-    async def _ask(self, peer_id: str, method: str, request: bytes) -> PathAnswer | None:
-        try:
-            async with asyncio.timeout(ASK_S):
-                answer = await self._host.call(peer_id, self._prefix + method, request, addrs=())
-            found = PathAnswer.from_bytes(answer)
-        except (PeerError, NotServed, TimeoutError) as error:
-            logger.info("%s does not answer %s: %s", peer_id, method, error)
-            return None
-        return found if found.agreed else None

@@ -8,7 +8,7 @@ Dials back are bounded, since each starts a libp2p daemon, a tenth of a second o
 and gets few in a minute, which is enough for a node whose addresses change. Since peer ids cost nothing, those for all
 peers together are bounded, too, to at most a tenth of one core. A peer that is refused asks another one.
 
-State belongs to the network's loop. `own_addresses` is the side that asks.
+State belongs to the network's loop. `address_survey` is the side that asks.
 """
 
 from __future__ import annotations

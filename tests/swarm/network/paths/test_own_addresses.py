@@ -16,9 +16,10 @@ import pytest
 from support.host_internet import FakeHost
 from swarm.network.libp2p.daemon_errors import translate
 from swarm.network.libp2p.host import Host
-from swarm.network.paths import own_addresses, peer_addresses
+from swarm.network.paths import address_survey, own_addresses, peer_addresses
+from swarm.network.paths.address_survey import RETRY_S, AddressSurvey
 from swarm.network.paths.opener import ListenEndpoint
-from swarm.network.paths.own_addresses import RETRY_S, OwnAddresses
+from swarm.network.paths.own_addresses import OwnAddresses
 from swarm.network.paths.peer_addresses import (
     ASK_S,
     DIAL_BACK,
@@ -57,7 +58,7 @@ class World:
         for peer in self.peers:
             self.node.meet(peer)
         self.carried: set[str] = set()
-        self.own = self.addresses(self.node, asked=[peer.peer_id for peer in self.peers], **options)
+        self.own, self.survey = self.addresses(self.node, asked=[peer.peer_id for peer in self.peers], **options)
         self.seen_at: tuple[str, ...] = ()
         """The addresses at which others see the peers."""
 
@@ -69,22 +70,22 @@ class World:
         announced: Sequence[str] = (),
         relayed: Sequence[str] = (),
         listens: bool = True,
-    ) -> OwnAddresses:
-        return OwnAddresses(
+    ) -> tuple[OwnAddresses, AddressSurvey]:
+        own = OwnAddresses(
             cast(Host, host),
-            "net/",
             announced=announced,
             listen_endpoints=ENDPOINTS if listens else {},
-            asked=lambda: asked,
             relayed=lambda: relayed,
-            carried=self.carried,
-            on_change=lambda: None,
         )
+        survey = AddressSurvey(
+            cast(Host, host), "net/", own, asked=lambda: asked, carried=self.carried, on_change=lambda: None
+        )
+        return own, survey
 
     async def measure(self) -> None:
-        await self.own.observe()
-        running = asyncio.create_task(self.own.run())
-        await self.own.measured.wait()
+        await self.survey.observe()
+        running = asyncio.create_task(self.survey.run())
+        await self.survey.measured.wait()
         running.cancel()
         await asyncio.wait((running,))
 
@@ -217,7 +218,7 @@ def two_versions(world: World, monkeypatch: pytest.MonkeyPatch, *, by_ip4: int) 
     """Let the node listen on both versions. The first `by_ip4` of its peers connect by IPv4, and the others by IPv6."""
     monkeypatch.setattr(own_addresses, "source_addresses", lambda: ("192.168.1.2", "2a00:1450::2"))
     ip6 = ListenEndpoint(bind=("::", 4001), reach=("::1", 4001))
-    world.own._listen_endpoints = {**ENDPOINTS, 6: ip6}
+    world.own.listen_endpoints = {**ENDPOINTS, 6: ip6}
     for number, peer in enumerate(world.peers):
         world.node.peers[peer.peer_id] = (f"/ip{4 if number < by_ip4 else 6}/{_ip_of_peer(number, by_ip4)}/tcp/4001",)
         peer.peers[NODE] = (NAT,) if number < by_ip4 else (IP6,)
@@ -273,7 +274,7 @@ def test_public_host_needs_relays_only_if_it_listens_by_ip6_alone(
     async def case(world: World) -> None:
         two_versions(world, monkeypatch, by_ip4=4 if listens_by_ip4 else 0)
         if not listens_by_ip4:
-            world.own._listen_endpoints, world.own._first_version = {6: world.own._listen_endpoints[6]}, 6
+            world.own.listen_endpoints, world.own._first_version = {6: world.own.listen_endpoints[6]}, 6
         await world.measure()
         assert world.own.is_open, "it can relay for others"
         assert world.own.needs_relays is not listens_by_ip4
@@ -325,10 +326,10 @@ def test_different_observed_ip6_addresses_do_not_repeat_the_measurement(
         for number, peer in enumerate(world.peers):
             peer.peers[NODE] = (f"/ip6/2a00:1450::{number + 10}/tcp/4001",)
         await world.measure()
-        assert not await world.own._is_seen_elsewhere()
+        assert not await world.survey._is_seen_elsewhere()
         for peer in world.peers:
             peer.peers[NODE] = (IP6,)
-        assert await world.own._is_seen_elsewhere()
+        assert await world.survey._is_seen_elsewhere()
 
     run(case, own=(HERE, LAN, IP6), num_peers=4)
 
@@ -416,14 +417,14 @@ def test_addresses_are_measured_again_when_one_changes(monkeypatch: pytest.Monke
     let_in(monkeypatch, NAT, moved)
 
     async def case(world: World) -> None:
-        await world.own.observe()
-        running = asyncio.create_task(world.own.run())
+        await world.survey.observe()
+        running = asyncio.create_task(world.survey.run())
         await asyncio.sleep(1)
         assert world.own.to_announce() == (NAT,)
         world.node.own = (HERE, moved)
         for peer in world.peers:
             peer.peers[NODE] = (moved,)
-        await asyncio.sleep(own_addresses.LOOK_S + 1)
+        await asyncio.sleep(address_survey.LOOK_S + 1)
         assert world.own.to_announce() == (moved,)
         running.cancel()
         await asyncio.wait((running,))
@@ -442,8 +443,8 @@ def test_lack_of_open_files_is_reported_once_and_addresses_are_measured_afterwar
         async def addrs() -> tuple[str, ...]:
             raise translate(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), NODE)
 
-        await world.own.observe()
-        running = asyncio.create_task(world.own.run())
+        await world.survey.observe()
+        running = asyncio.create_task(world.survey.run())
         await asyncio.sleep(1)
         with monkeypatch.context() as lacking:
             lacking.setattr(world.node, "addrs", addrs)
@@ -467,12 +468,12 @@ def test_changed_nat_address_is_noticed_when_the_machine_s_addresses_are_the_sam
     let_in(monkeypatch, NAT, moved)
 
     async def case(world: World) -> None:
-        await world.own.observe()
-        running = asyncio.create_task(world.own.run())
+        await world.survey.observe()
+        running = asyncio.create_task(world.survey.run())
         await asyncio.sleep(1)
         for peer in world.peers:
             peer.peers[NODE] = (moved,)
-        await asyncio.sleep(own_addresses.LOOK_S * own_addresses.OBSERVE_EVERY + 1)
+        await asyncio.sleep(address_survey.LOOK_S * address_survey.OBSERVE_EVERY + 1)
         assert world.own.to_announce() == (moved, LAN)
         running.cancel()
         await asyncio.wait((running,))
@@ -487,15 +488,15 @@ def test_addresses_are_confirmed_again_soon_after_the_machine_has_woken_up(monke
     let_in(monkeypatch, NAT)
 
     async def case(world: World) -> None:
-        await world.own.observe()
-        running = asyncio.create_task(world.own.run())
+        await world.survey.observe()
+        running = asyncio.create_task(world.survey.run())
         await asyncio.sleep(1)
         assert world.own.reachability == "public"
         let_in(monkeypatch)
         await asyncio.sleep(RETRY_S)
         assert world.own.reachability == "public"
         asleep.append(True)
-        await asyncio.sleep(own_addresses.WOKEN_S + 2 * own_addresses.LOOK_S)
+        await asyncio.sleep(address_survey.WOKEN_S + 2 * address_survey.LOOK_S)
         assert (world.own.reachability, world.own.to_announce()) == ("unknown", (LAN,))
         running.cancel()
         await asyncio.wait((running,))

@@ -29,7 +29,7 @@ from swarm.network.libp2p_network import (
 )
 from swarm.network.multiaddr import peer_id_bytes
 from swarm.network.network_entry import HELLO, hello_answer
-from swarm.network.paths import own_addresses
+from swarm.network.paths import address_survey
 from swarm.network.peer_budgets import PeerSlots
 from swarm.network.relay import relay, reservations
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, hop_status, reserve_request
@@ -202,7 +202,7 @@ def test_lost_reservation_at_a_relay_is_renewed(shared_trio: Shared) -> None:
 def test_node_whose_only_relay_dies_is_reached_through_another_and_its_streams_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (reservations, own_addresses, own_records):
+    for module in (reservations, address_survey, own_records):
         monkeypatch.setattr(module, "LOOK_S", 0.1)
     # on this machine nobody has a public address
     monkeypatch.setattr(
@@ -580,7 +580,7 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
             async with await libp2p_node(tmp_path / "hidden", peers=(addr,), listen=(), relay="auto") as hidden:
                 assert seed.relay_counts.refusals["refused"] == 0
                 assert hidden.relays == frozenset()
-                seed._paths.own._confirmed = seed._paths.own.daemons  # as if peers had dialled it back
+                seed._paths.own.confirmed = seed._paths.own.daemons  # as if peers had dialled it back
                 seed._paths.update()
                 hidden._paths._given = (FAR,)  # as if the network were not all on this machine
                 hidden._paths.update()
@@ -597,7 +597,7 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
                 await eventually(is_lost)
                 seed.allow_relaying(True)
                 await eventually(is_held)
-                seed._paths.own._confirmed = ()
+                seed._paths.own.confirmed = ()
                 seed._paths.update()
                 await eventually(is_lost)
 

@@ -10,7 +10,7 @@ import pytest
 from support.site_pages import ROOT, hooks, written
 from swarm.network import framing, network_entry
 from swarm.network.discovery import mdns_messages
-from swarm.network.paths import address_survey, introductions, opener, peer_addresses
+from swarm.network.paths import address_survey, dialler, introductions, opener, peer_addresses
 from swarm.network.peer_budgets import NUM_GUARANTEED
 from swarm.network.relay import circuit_messages
 from swarm.network.relay.relay import RelayLimits
@@ -139,6 +139,7 @@ def test_paths_page_names_every_method_and_bound() -> None:
         f"send to at most {introductions.MAX_ADDRS} addresses",
         f"for up to {opener.OPEN_S:.0f} seconds",
         f"every {address_survey.CONFIRM_S / 60:.0f} minutes",
+        f"at most {dialler.MAX_TOLD} addresses in {dialler.TOLD_S:.0f} seconds",
     ):
         assert said in " ".join(page.split()), said
 

@@ -54,7 +54,7 @@ class DialPolicy:
         """Return whether a peer may have this node dial the address."""
         if is_relayed(addr):
             # the daemon would dial a relay that is not connected
-            return relay_of(addr) in self._connected or self.takes(relay_addr_of(addr))
+            return self.is_through_connected(addr) or self.takes(relay_addr_of(addr))
         ip = ip_of(addr)
         if ip is None or ip4_inside(ip) is not None:  # no host announces an IPv4 address inside an IPv6 address
             return False
@@ -65,6 +65,10 @@ class DialPolicy:
             or (kind == "private" and (self._takes_private or is_near))
             or (kind == "link-local" and ip.version == 4 and is_near)  # those of IPv6 would need a zone
         )
+
+    def is_through_connected(self, addr: str) -> bool:
+        """Return whether the address leads through a relay that is connected, so that no address is dialled."""
+        return relay_of(addr) in self._connected
 
     def told_daemon(self, addr: str) -> str:
         """Return a relayed address for the daemon: with the relay's id alone if the relay's address is not worth a

@@ -1,7 +1,9 @@
 """Connects this node to a peer over the best available path: directly, by an introduction, or through a relay.
 
 A daemon that holds any connection to a peer makes no other one, so the order matters. An address that a peer announces
-is only a hint, and may be a stranger's, and so may the relay in it. `dial_policy` decides what is worth a dial.
+is only a hint, and may be a stranger's, and so may the relay in it. `dial_policy` decides what is worth a dial. A liar
+can also make peers up, any number of them at one machine, so addresses that others tell of peers are dialled only at a
+bounded rate for each public IP.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from swarm.network.ip_kinds import IpAddress, kind_of
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Connect, Host
 from swarm.network.multiaddr import ip_of, is_private, is_relayed, relay_addr_of, relay_of
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.introductions import Introductions
+from swarm.network.peer_rate_limit import PeerRateLimit
 
 LOCAL_S = 1.0
 """Time for a dial to private addresses alone. A peer in the same local network answers at once, and in another network
@@ -28,6 +32,12 @@ RELAYED_AGAIN_S = 0.4
 """Time for introductions to a peer whose lost connection led through a relay: three round trips across an ocean. Its
 streams have already waited three seconds until their path was found dead, and if NATs allow no direct path, an
 introduction takes all the time that it gets. `direct_paths.Upgrades` tries for longer."""
+
+TOLD_S = 60.0
+MAX_TOLD = 128
+"""Maximum addresses at one public IP that are dialled in TOLD_S although their peer has not told them to this node:
+two each of the peers of a cluster behind one IP. Otherwise, each liar near a key made each search for it dial 80
+addresses of made-up peers, all at the machine that it names."""
 
 MAX_RELAYS = 2
 """Maximum relays of a peer that are asked for an introduction, one after the other."""
@@ -80,13 +90,15 @@ class Dialler:
         self._introductions = introductions
         self._policy = policy
         self._was_relayed = was_relayed
+        self._told = PeerRateLimit[IpAddress](period_s=TOLD_S, per_peer=MAX_TOLD)
 
     async def connect(self, peer_id: str, addrs: Sequence[str]) -> None:
         """Connect to a peer by the best way that works. Raises ControlError with the failures of the last way that was
         tried, OSError or IncompleteReadError if the daemon cannot be asked to dial, and PeerUnreachable if it cannot be
         asked for its connections."""
         policy = self._policy()
-        worth = policy.worth_knowing(addrs)
+        own = self._host.known_addrs(peer_id)
+        worth = [addr for addr in policy.worth_knowing(addrs) if addr in own or self._may_try(addr, policy)]
         direct = [addr for addr in worth if not is_relayed(addr)]
         relayed = [addr for addr in worth if is_relayed(addr)]
         failure = ControlError(_NOWHERE)
@@ -107,6 +119,13 @@ class Dialler:
         if relayed:
             return await self._host.control.connect(peer_id, tuple(dict.fromkeys(map(policy.told_daemon, relayed))))
         raise failure
+
+    def _may_try(self, addr: str, policy: DialPolicy) -> bool:
+        """Return whether to dial an address that others have told, and count it."""
+        ip = ip_of(addr)
+        if ip is None or kind_of(ip) != "public" or policy.is_through_connected(addr):
+            return True
+        return self._told.takes(ip)
 
 
 def _patience_s(direct: Sequence[str]) -> float:

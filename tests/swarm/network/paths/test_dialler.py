@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
 from swarm.network.paths import dialler
 from swarm.network.paths.dial_policy import DialPolicy
-from swarm.network.paths.dialler import Dialler, ip4_first, judged
+from swarm.network.paths.dialler import MAX_TOLD, TOLD_S, Dialler, ip4_first, judged
 from swarm.network.paths.introductions import Introductions
 from swarm.testing import virtual_time
 from swarm_protocol.identity import Identity
@@ -32,7 +33,10 @@ class World:
         self._reached, self._silent, self._introduces = set(reached), set(silent), set(introduces)
         self.introduction_s = 0.0
         self.relayed: set[str] = set()
-        host = SimpleNamespace(control=SimpleNamespace(connect=self._dial))
+        self.told_by_itself: list[str] = []  # addresses that each peer has told this node
+        host = SimpleNamespace(
+            control=SimpleNamespace(connect=self._dial), known_addrs=lambda _peer_id: self.told_by_itself
+        )
         introductions = SimpleNamespace(connect=self._introduce)
         policy = DialPolicy(own=("/ip4/192.168.1.2/tcp/4001",), given=(FAR,), connected={OTHER_RELAY})
         self.dialler = Dialler(
@@ -181,3 +185,38 @@ def test_peer_is_not_dialled_when_the_policy_refuses_all_its_addresses(addrs: tu
         assert world.log == []
 
     run(case, reached=[FOREIGN_LAN])
+
+
+@pytest.mark.parametrize("way", ["{}", f"{{}}/p2p/{RELAY}/p2p-circuit"])
+def test_made_up_peers_at_one_machine_cost_it_a_bounded_number_of_dials(way: str) -> None:
+    async def case(world: World) -> None:
+        async def dial(peer_id: str, ports: Sequence[int]) -> None:
+            with contextlib.suppress(ControlError):
+                await world.dialler.connect(peer_id, [way.format(f"/ip4/44.9.9.9/tcp/{port}") for port in ports])
+
+        def num_dialled() -> int:
+            return sum(len(cast(Sequence[str], addrs)) for act, addrs in world.log if act == "dial")
+
+        for i in range(100):
+            await dial(f"made up {i}", range(1, 9))
+        assert num_dialled() == MAX_TOLD
+        world.told_by_itself.append(way.format("/ip4/44.9.9.9/tcp/4001"))
+        await dial(PEER, [4001, 4002])
+        assert num_dialled() == MAX_TOLD + 1, "the peer itself has told one"
+        with pytest.raises(ControlError):
+            await world.dialler.connect(PEER, [FAR])
+        assert num_dialled() == MAX_TOLD + 2, "that is another machine"
+        await asyncio.sleep(TOLD_S)
+        await dial("made up", [1])
+        assert num_dialled() == MAX_TOLD + 3
+
+    run(case)
+
+
+def test_peers_behind_a_connected_relay_are_dialled_however_many_they_are() -> None:
+    async def case(world: World) -> None:
+        for i in range(2 * MAX_TOLD):
+            await world.dialler.connect(f"peer {i}", [OTHER_CIRCUIT])
+        assert len(world.log) == 2 * MAX_TOLD
+
+    run(case, introduces=[OTHER_RELAY])

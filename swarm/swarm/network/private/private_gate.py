@@ -27,6 +27,7 @@ from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.greeting import HELLO, Greeting, greeting_of, hello_of
 from swarm.network.libp2p.host import Host
+from swarm.network.peer_budgets import PeerSlots
 from swarm.network.private.member_roll import REMEDY, MemberRoll
 from swarm.network.relay.relay_access import NetworkPeers
 
@@ -44,6 +45,10 @@ missed."""
 
 NUM_AT_ONCE = 16
 """Maximum peers that are greeted, or disconnected, at the same time."""
+
+MAX_WAITING = 1024
+"""Maximum calls and streams of peers that are not known as members, which wait for greetings. They hold slots that
+members need: strangers may have an eighth of those for calls, and a quarter of those for streams."""
 
 _METHOD_KINDS = frozenset({"call", "bulk", "stream"})
 
@@ -63,6 +68,7 @@ class PrivateGate:
         self._strangers: dict[str, float] = {}  # by peer, the time since when it is connected
         self._seen: frozenset[str] = frozenset()  # the peers that were connected at the last look
         self._num_told = self._roll.number
+        self._waiting = PeerSlots[str](per_peer=lambda: limits.MAX_CALLS_PER_PEER, in_all=MAX_WAITING)
 
     @property
     def revocations(self) -> bytes:
@@ -133,6 +139,10 @@ class PrivateGate:
         `NetworkPeers`)."""
         if self._roll.rights_of(peer_id, time.time()):
             return True
+        with self._waiting.taken(peer_id) as may_wait:
+            return may_wait and await self._becomes_known(peer_id)
+
+    async def _becomes_known(self, peer_id: str) -> bool:
         if await self._network_peers.include(peer_id) and not self._roll.rights_of(peer_id, time.time()):
             self._network_peers.forget(peer_id)  # it was a member at its last greeting, so it is greeted again
             await self._network_peers.include(peer_id)

@@ -9,8 +9,11 @@ from typing import cast
 
 from support.private_networks import Owner
 from swarm.network.libp2p.host import Host
-from swarm.network.private.private_gate import CHECK_S, EXCHANGE_S, STRANGER_S, PrivateGate
+from swarm.network.peer_budgets import NUM_GUARANTEED
+from swarm.network.private.private_gate import CHECK_S, EXCHANGE_S, MAX_WAITING, STRANGER_S, PrivateGate
+from swarm.network.relay.relay_access import GREETING_TIMEOUT_S
 from swarm.testing import virtual_time
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import PrivateGreeting
@@ -151,5 +154,23 @@ def test_revoked_member_has_time_to_show_a_new_invitation() -> None:
         scene.shown(peer_id)
         await asyncio.sleep(2 * STRANGER_S)
         assert peer_id in scene.peers.connected
+
+    watched(case)
+
+
+def test_strangers_that_do_not_answer_greetings_hold_few_slots_of_members() -> None:
+    async def case(scene: Scene) -> None:
+        method = f"/swarm/1/{OWNER.network_id}/stream/serving.lane/m"
+        async with asyncio.TaskGroup() as asking:
+            asked = [
+                asking.create_task(scene.gate.admits(peer_id, method))
+                for peer_id in scene.strangers(64)
+                for _ in range(limits.MAX_CALLS_PER_PEER)
+            ]
+            await asyncio.sleep(GREETING_TIMEOUT_S / 2)
+            assert sum(not each.done() for each in asked) <= MAX_WAITING + 64 * NUM_GUARANTEED
+            [member] = scene.members(1)
+            assert all([await scene.gate.admits(member, method) for _ in range(100)])
+        assert not any(each.result() for each in asked)
 
     watched(case)

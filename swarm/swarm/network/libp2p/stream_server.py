@@ -82,7 +82,7 @@ class StreamServer:
             has_room = slots.enter_context(self._slots.taken(peer_id))
             may_linger = has_room or slots.enter_context(self._refused.taken(peer_id))
             try:
-                if not may_linger or (has_room and not await self._host.admits(peer_id, protocol)):
+                if not may_linger or not await self._host.admits(peer_id, protocol):
                     return
                 async with asyncio.timeout(OPENING_TIMEOUT_S):
                     stream_id = await reader.readexactly(ID_BYTES)

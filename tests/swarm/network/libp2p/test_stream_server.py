@@ -26,8 +26,12 @@ TAKES_S = 60.0
 STREAM_ID = b"\xff" * ID_BYTES
 
 
-def _server() -> StreamServer:
-    host, resumable = SimpleNamespace(wire_name=lambda name: name), SimpleNamespace(protocol="resume")
+def _server(*, is_member: bool = True) -> StreamServer:
+    async def admits(_peer_id: str, _protocol: str) -> bool:
+        return is_member
+
+    host = SimpleNamespace(wire_name=lambda name: name, admits=admits)
+    resumable = SimpleNamespace(protocol="resume")
     return StreamServer(host, None, resumable)  # type: ignore[arg-type]
 
 
@@ -126,6 +130,22 @@ def test_refused_stream_is_kept_until_its_caller_has_the_reason(monkeypatch: pyt
         assert not serving.done()
         writer.write(framing.frame(Kind.END))
         async with asyncio.timeout(60):
+            await serving
+        writer.transport.abort()
+
+    asyncio.run(main())
+
+
+def test_stranger_to_a_private_network_is_not_told_that_its_streams_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(peer_budgets, "MAX_STREAMS_PER_PEER", 0)
+
+    async def main() -> None:
+        reader, writer, serving = await refused(_server(is_member=False), STREAM_ID)
+        async with asyncio.timeout(60):
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
             await serving
         writer.transport.abort()
 

@@ -24,13 +24,14 @@ Check: TypeAlias = Callable[[Any, str], object]
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*(/[A-Za-z0-9_][A-Za-z0-9._:@+-]*)*")
 _ADDR = re.compile(r"(/[A-Za-z0-9._:%-]+)+")
 _UNPRINTABLE = re.compile(
-    r"[\x00-\x1f\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f\u2028-\u202f"
-    r"\u205f-\u206f\u3000\ud800-\uf8ff\ufeff\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"
-    r"\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff\U000f0000-\U0010ffff]"
+    r"[\x00-\x1f\x7f-\xa0\xad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u115f\u1160\u1680\u17b4\u17b5"
+    r"\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000\u3164\ud800-\uf8ff\ufe00-\ufe0d\ufeff\uffa0"
+    r"\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    r"\U000e0000-\U000e0fff\U000f0000-\U0010ffff]"
 )
-"""Control and format characters, separators other than the space, surrogates and characters for private use. The list
-is fixed, because `str.isprintable` depends on the Unicode version of the Python: nodes with different Pythons would
-disagree on a name with a new emoji."""
+"""Control and format characters, separators other than the space, surrogates, characters for private use, and letters
+and marks that show nothing, except for the two marks that emoji need. The list is fixed, because `str.isprintable`
+depends on the Unicode version of the Python: nodes with different Pythons would disagree on a name with a new emoji."""
 
 
 def check_text(value: object, field: str, *, max_chars: int, empty: bool = True) -> str:

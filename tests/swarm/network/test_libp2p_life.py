@@ -242,6 +242,7 @@ def test_network_ends_with_an_error_when_another_process_published_our_record(tm
     async def main() -> None:
         a = await libp2p_node(tmp_path / "a")
         b = await libp2p_node(tmp_path / "b", peers=await a.addrs())
+        b._records._known_until = b.now()  # as if it had run for a while
         await b.publish("k", b"mine", lifetime_s=30)
         await b.lookup(["k"], timeout_s=30)
         assert not b._failure.done()

@@ -1,6 +1,7 @@
 """Publishes this node's own records in the DHT, and tells peers when its addresses have changed.
 
-A record of this node that is newer than its start, and that it did not sign, shows that another node has its key.
+A record of this node that is newer than its start, and that it did not sign, shows that another node has its key. It
+has to be newer by MAX_CLOCK_SKEW_S, since this machine's clock may have been set back before the start.
 
 Peers learn addresses from requests and answers of the DHT, and two peers may exchange none for minutes. So
 `AddressNews` tells new addresses at once to the peers in use, and to the nodes near this node's DHT id, which others
@@ -13,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
+from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal_record
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.identity import Identity
@@ -44,7 +46,8 @@ class OwnRecords:
         self._network_id = network_id
         self._now = now
         self._on_copy = on_copy
-        self._started_at = now()
+        # records of this node's last run may be this new if the clock was set back between the two
+        self._known_until = now() + limits.MAX_CLOCK_SKEW_S
         self._issued_at = NewestItems[str, float](MAX_KEYS)  # by key, the latest record's time, also after it expired
         self._published: dict[str, Envelope] = {}  # by key
 
@@ -89,7 +92,7 @@ class OwnRecords:
         return list(records.values())
 
     def _check_own(self, envelope: Envelope) -> None:
-        if envelope.issued_at > self._issued_at.get(envelope.subject, self._started_at):
+        if envelope.issued_at > max(self._known_until, self._issued_at.get(envelope.subject, 0.0)):
             self._on_copy()
 
     def _forget_invalid(self) -> None:

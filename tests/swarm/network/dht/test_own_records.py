@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import pytest
 from swarm.network.dht.own_records import OwnRecords
 from swarm.testing import virtual_time
 from swarm_protocol import limits
@@ -34,8 +35,8 @@ class Holders:
 class Node:
     """The records of a node whose clock shows `now`."""
 
-    def __init__(self) -> None:
-        self.now = NOW
+    def __init__(self, now: float = NOW) -> None:
+        self.now = now
         self.holders = Holders()
         self.num_copies = 0
         self.records = OwnRecords(cast("Any", self.holders), IDENTITY, "test", lambda: self.now, self.note_copy)
@@ -103,11 +104,28 @@ def test_last_record_of_a_key_is_no_copy_when_the_clock_is_set_back_after_it_exp
     virtual_time.run(scenario())
 
 
+@pytest.mark.parametrize("publishes", [False, True])
+def test_record_of_the_last_run_is_no_copy_when_the_clock_was_set_back_before_the_start(publishes: bool) -> None:
+    async def scenario() -> None:
+        before = Node()
+        await before.publish()
+        node = Node(NOW - limits.MAX_CLOCK_SKEW_S + 1)
+        node.holders.stored += before.holders.stored
+        for _ in range(20):
+            if publishes:
+                await node.publish()
+            await node.lookup()
+            node.now += 1
+        assert node.num_copies == 0
+
+    virtual_time.run(scenario())
+
+
 def test_record_of_another_holder_of_the_key_is_a_copy() -> None:
     async def scenario() -> None:
         node, other = Node(), Node()
         await node.publish()
-        other.now += 1
+        node.now = other.now = NOW + limits.MAX_CLOCK_SKEW_S + 1
         await other.publish()
         node.holders.stored += other.holders.stored
         await node.lookup()

@@ -59,6 +59,9 @@ NUM_SAMPLED = 32
 MAX_SAMPLED = 64
 """Maximum trainers that a sample returns: four times as many as a member asks for their standing."""
 
+MAX_WARNED_OF = 32
+"""Maximum signers of malformed records whom the log names. Others are only counted, since anyone can make keys."""
+
 MAX_VIEWS = 64
 """Maximum models and runs whose records are remembered. Their names may come from users of a gateway."""
 
@@ -89,7 +92,7 @@ class Membership:
         self._announcer = Announcer(network)
         self._num_malformed = 0
         self._num_dropped = 0
-        self._warned_of = NewestItems[str, None](MAX_LISTED_PEERS)  # signers of malformed records
+        self._warned_of = set[str]()  # signers of malformed records
         self._views = NewestItems[tuple[Kind, str], dict[str, _Seen]](MAX_VIEWS)
         self._samples = NewestItems[str, dict[str, _Seen]](MAX_VIEWS)
         self._chance = random.Random(network.peer_id)
@@ -279,9 +282,9 @@ class Membership:
             record = read_record(envelope)
         except PeerViolation as violation:
             self._num_malformed += 1
-            if envelope.peer_id not in self._warned_of:
+            if envelope.peer_id not in self._warned_of and len(self._warned_of) < MAX_WARNED_OF:
+                self._warned_of.add(envelope.peer_id)
                 logger.warning("skipped a record of %s: %s", envelope.peer_id, violation)
-            self._warned_of[envelope.peer_id] = None
         view[envelope.peer_id] = _Seen(record, envelope)
 
     # --- how far they are -------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from support.plain_records import node_record, serve_record
 from swarm.network import membership as membership_module
 from swarm.network import round_trips
 from swarm.network.announcer import MAX_LIVES, SETTLING_S
-from swarm.network.membership import MAX_SAMPLED, Membership
+from swarm.network.membership import MAX_SAMPLED, MAX_WARNED_OF, Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.testing import virtual_time
@@ -439,21 +439,25 @@ async def test_malformed_record_of_one_peer_hides_nobody_else_and_is_counted() -
     await internet.close()
 
 
-def test_peer_that_signs_ever_new_malformed_records_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_signers_of_ever_new_malformed_records_are_warned_of_once_and_of_some(caplog: pytest.LogCaptureFixture) -> None:
+    num_liars = MAX_WARNED_OF + 8
+
     async def main() -> None:
         internet = make_internet()
-        b, liar = internet.network(), internet.network()
+        b = internet.network()
+        liars = [internet.network() for _ in range(num_liars)]
         async with Membership(b) as at_b:
             for number in range(3):
-                await liar.publish(lookup_key("nodes"), b"no record %d" % number, lifetime_s=60)
+                for liar in liars:
+                    await liar.publish(lookup_key("nodes"), b"no record %d" % number, lifetime_s=60)
                 await asyncio.sleep(SEEN_S)
                 await at_b.nodes()
-            assert at_b.counters.num_malformed == 3
+            assert at_b.counters.num_malformed == 3 * num_liars
         await internet.close()
 
     with caplog.at_level(logging.WARNING):
         virtual_time.run(main())
-    assert len(caplog.records) == 1
+    assert len(caplog.records) == MAX_WARNED_OF
 
 
 @in_virtual_time

@@ -101,6 +101,7 @@ class MemberRoll:
         self._revoked: frozenset[int] = frozenset()
         self.number = 0
         self.revocations = b""
+        self._has_warned = False  # once: a member could send invalid lists without end
         if revocations:
             self._hear(revocations, now)
         try:
@@ -134,7 +135,8 @@ class MemberRoll:
         try:
             heard: Revocations = open_revocations(data, network_id=self.network_id, now=now)
         except SwarmError as error:
-            logger.warning("ignored a list of revocations: %s", error)
+            logger.log(logging.DEBUG if self._has_warned else logging.WARNING, "ignored revocations: %s", error)
+            self._has_warned = True
             return
         if heard.number > self.number:
             self.number, self.revocations, self._revoked = heard.number, data, frozenset(heard.serials)

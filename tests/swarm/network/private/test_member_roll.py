@@ -80,7 +80,7 @@ def test_roll_drops_a_member_whose_invitation_is_revoked_and_refuses_it_again() 
     assert here.revocations == newer.revocations, "the list must be passed on"
 
 
-def test_roll_keeps_the_list_with_the_highest_number_and_ignores_forged_ones() -> None:
+def test_roll_keeps_the_list_with_the_highest_number_and_ignores_forged_ones(caplog: pytest.LogCaptureFixture) -> None:
     second, first = OWNER.revoke(5, number=2, now=NOW), OWNER.revoke(4, number=1, now=NOW)
     here = roll(revocations=second)
     for data in (first, Owner(seed=40).revoke(7, number=9, now=NOW), b"nonsense"):
@@ -88,6 +88,7 @@ def test_roll_keeps_the_list_with_the_highest_number_and_ignores_forged_ones() -
         greeting = roll(other).greeting(HELLO)
         here.take_in(other.peer_id, PrivateGreeting(hello=HELLO, chain=greeting.chain, revocations=data), NOW)
     assert (here.number, here.revocations) == (2, second)
+    assert [each.levelname for each in caplog.records].count("WARNING") == 1, "a member could fill the log"
 
 
 def test_roll_reports_when_the_node_s_own_invitation_ends() -> None:

@@ -1,9 +1,9 @@
 """Millions of broken messages over every decoder and parser of bytes from peers, with a count and a bound on memory.
 
 `fuzz_decoders` is guided by coverage and slower; this one is fast and reaches what lies above the protocol. The command
-also runs what takes decoded messages: histories of a round and of both sides of a session (`support.fuzzed_rounds`,
-`support.fuzzed_sessions`), of some forty and sixty events each, and proofs that a liar has signed
-(`support.fuzzed_proofs`). `tests/swarm/test_fuzz_machines.py` has a short run of these.
+also runs what takes decoded messages: histories of a round, of both sides of a session and of a stream
+(`support.fuzzed_rounds`, `support.fuzzed_sessions`, `support.fuzzed_streams`), of some forty or sixty events each, and
+proofs that a liar has signed (`support.fuzzed_proofs`). `tests/swarm/test_fuzz_machines.py` has a short run of these.
 
     PYTHONPATH=tests python -m protocol.fuzz_messages 10000000 [SEED]
 
@@ -17,6 +17,7 @@ import sys
 
 from protocol.decoders import DECODERS
 from protocol.private_examples import INVITATION, MEMBER, SECRET
+from support import fuzzed_streams
 from support.fuzzing import MAX_MESSAGE_BYTES, Target, run
 from support.memory_lan import subnets
 from swarm.network import framing
@@ -79,7 +80,7 @@ def main(num_messages: str, seed: str = "1") -> None:
     from support import fuzzed_proofs, fuzzed_rounds, fuzzed_sessions, fuzzed_tokenizers  # noqa: PLC0415 - torch, which takes seconds
 
     everything = [*targets(), *fuzzed_rounds.TARGETS, *fuzzed_sessions.TARGETS, *fuzzed_proofs.TARGETS]
-    everything += fuzzed_tokenizers.TARGETS
+    everything += [*fuzzed_tokenizers.TARGETS, *fuzzed_streams.TARGETS]
     for name, count in sorted(run(everything, int(num_messages), int(seed), print).items()):
         print(f"{count:>12,}  {name}")
 

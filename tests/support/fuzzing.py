@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import psutil
+from support.wire_mutations import restructured
 from swarm_protocol.errors import SwarmError
+from swarm_protocol.wire import MESSAGE_VERSION
 
 MAX_MESSAGE_BYTES = 4096
 """Longer examples are left to the tests of each decoder: a changed byte in a megabyte says little."""
@@ -39,8 +41,17 @@ class Target:
     every: int = 1
 
 
+_VERSION = bytes([MESSAGE_VERSION])
+
+MAX_TAKE_S = 1.0
+"""Processor time for one message. The largest histories of a round take a tenth of it."""
+
+
 def mutated(example: bytes, chance: random.Random) -> bytes:
-    """Return the example with a few bytes changed, left out, doubled or put in, or cut off; or noise."""
+    """Return the example with some fields broken, if it is a message of the protocol, or with a few bytes changed,
+    left out, doubled or put in, or cut off."""
+    if example[0:1] == _VERSION and chance.random() < 0.5 and (broken := restructured(example, chance)) is not None:
+        return broken
     data = bytearray(example)
     for _ in range(chance.choice((1, 1, 1, 2, 4, 8))):
         at = chance.randrange(len(data) + 1)
@@ -72,6 +83,7 @@ def run(everything: Sequence[Target], num_messages: int, seed: int, report: Call
             continue
         examples = [each for each in target.examples if len(each) <= MAX_MESSAGE_BYTES]
         data = mutated(chance.choice(examples), chance) if examples else chance.randbytes(8)
+        began_s = time.thread_time()
         try:
             target.take(data)
             counts[f"{target.name} accepted"] += 1
@@ -80,6 +92,8 @@ def run(everything: Sequence[Target], num_messages: int, seed: int, report: Call
             counts[f"{target.name} raised {type(error).__name__}"] += 1
         except Exception as error:
             raise AssertionError(f"{target.name}: {error!r} for {data.hex()} (seed {seed}, {number})") from error
+        took_s = time.thread_time() - began_s
+        assert took_s < MAX_TAKE_S, f"{target.name}: {took_s:.1f} s for {data.hex()} (seed {seed}, {number})"
         if number == int(num_messages * WARM_UP):
             base_bytes = process.memory_info().rss
         if number % 1024 == 0 and time.monotonic() - reported_at > REPORT_S:

@@ -12,6 +12,7 @@ import pytest
 from support import fuzzed_proofs
 from support.fuzzed_rounds import check_bounded, play_round
 from support.fuzzed_sessions import play_inbox, play_session
+from support.fuzzed_streams import play_stream
 from support.fuzzed_tokenizers import FILES_TARGET, REPLY_TARGET, process
 from support.fuzzing import Target, run
 from support.round_scripts import outcome, ready, setup, signed, vote_of
@@ -50,6 +51,13 @@ def test_inbox_of_a_server_counts_what_waits_whatever_its_client_sends() -> None
     happened = histories(play_inbox, 60)
     assert happened["PeerViolation"] > 500
     assert happened["PeerRefused"] > 10
+
+
+def test_stream_goes_on_whatever_its_other_side_sends() -> None:
+    happened = histories(play_stream, 200)
+    assert happened["received"] > 200
+    assert happened["sent"] > 200
+    assert happened["PeerViolation"] > 50
 
 
 @pytest.mark.parametrize("target", fuzzed_proofs.TARGETS, ids=lambda target: target.name)

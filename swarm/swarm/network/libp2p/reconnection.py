@@ -31,6 +31,7 @@ from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, dial_failure, translate
 from swarm.network.libp2p.host import Host, connect_somewhere
 from swarm.network.multiaddr import ip_of, tcp_endpoint
+from swarm.newest_items import NewestItems
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,10 @@ KNOCK_S = 0.4
 
 ACCEPT_S = 3.0
 """Time for a machine to accept a TCP connection: twice across the world, and a lost SYN."""
+
+MAX_REMEMBERED = 1024
+"""Maximum peers of which an address is remembered that does not refuse connections: as many as have streams that wait
+for them (see `stream_resume`)."""
 
 _NO_RESERVATION = "NO_RESERVATION"
 _REFUSED = ("connection refused", _NO_RESERVATION)
@@ -81,6 +86,7 @@ class Reconnector:
         self._searches: WeakValueDictionary[str, _PeerSearch] = WeakValueDictionary()
         self._dropped: dict[str, float] = {}  # by peer, when this node closed the connections itself
         self._refused: dict[str, float] = {}  # by peer, when the last dial was refused
+        self._not_refusing = NewestItems[str, tuple[str, int] | None](MAX_REMEMBERED)
 
     async def drop(self, peer_id: str, *, behind: Iterable[str] = ()) -> None:
         """Close the connections to a peer that may be alive. If it is a relay, that also closes the connections to the
@@ -213,11 +219,15 @@ class Reconnector:
         )
 
     async def _refuses(self, peer_id: str) -> bool:
-        """Return whether all of the peer's addresses refuse TCP connections."""
+        """Return whether all of the peer's addresses refuse TCP connections. They are asked one by one until one does
+        not, which is asked first the next time: the peer may have announced a stranger's."""
         # names are not looked up here, since a peer could announce one whose lookup hangs
         endpoints = [tcp_endpoint(addr) if ip_of(addr) else None for addr in self._host.known_addrs(peer_id)]
-        refusals = await asyncio.gather(*map(_refuses, endpoints))
-        return bool(refusals) and all(refusals)
+        for endpoint in sorted(endpoints, key=lambda each: each != self._not_refusing.get(peer_id)):
+            if not await _refuses(endpoint):
+                self._not_refusing[peer_id] = endpoint
+                return False
+        return bool(endpoints)
 
     def _was_dropped(self, peer_id: str) -> bool:
         return _is_recent(self._dropped, peer_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,6 +13,7 @@ from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.reconnection import GRACE_S, MAX_PAUSE_S, Reconnector, accepts_connections
 from swarm.testing import virtual_time
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity
 
@@ -139,8 +141,12 @@ def test_streams_of_one_peer_share_its_dials_and_knocks(own_id: str) -> None:
             num_knocks += 1
             writer.close()
 
-        async with await asyncio.start_server(accept, "127.0.0.1", 0) as stranger:
-            peer = Unreachable(known=(f"/ip4/127.0.0.1/tcp/{stranger.sockets[0].getsockname()[1]}",))
+        async with AsyncExitStack() as stack:
+            servers = [await asyncio.start_server(accept, "127.0.0.1", 0) for _ in range(limits.MAX_CONTACT_ADDRS - 1)]
+            for server in servers:
+                await stack.enter_async_context(server)
+            known = [f"/ip4/127.0.0.1/tcp/{each.sockets[0].getsockname()[1]}" for each in servers]
+            peer = Unreachable(known=("/ip4/127.0.0.1/tcp/1", *known))
             peer.peer_id = own_id
             reconnector = Reconnector(cast(Host, peer))
             streams = [asyncio.create_task(reconnector.reach(PEER)) for _ in range(32)]

@@ -69,13 +69,14 @@ class Contact(Checked):
     peer_id: PeerId
     addrs: Addrs = ()
 
-    @property
-    def num_bytes(self) -> int:
-        """An upper bound of the bytes on the wire."""
-        return sum(len(item) + _FIELD_BYTES for item in (self.peer_id, *self.addrs, ""))
-
 
 contact_of = wire.maker(Contact)
+
+
+@lru_cache(maxsize=Contact.REMEMBERED)
+def _contact_bytes(contact: Contact) -> int:
+    """Return an upper bound of the bytes on the wire. An answer to a short request has hundreds of contacts."""
+    return sum(len(item) + _FIELD_BYTES for item in (contact.peer_id, *contact.addrs, ""))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +93,7 @@ class Found(Checked):
     def num_bytes(self) -> int:
         """An upper bound of the bytes on the wire."""
         num_record_bytes = sum(len(record) + _FIELD_BYTES for record in (*self.records, b""))
-        return num_record_bytes + sum(peer.num_bytes for peer in self.peers)
+        return num_record_bytes + sum(map(_contact_bytes, self.peers))
 
     def within(self, max_bytes: int, chance: Random) -> Found:
         """Return this answer with as many records, drawn at random, as fit into `max_bytes` beside its peers."""
@@ -128,10 +129,10 @@ class FindResponse(wire.WireMessage):
         fit: list[Found] = []
         room = limits.MAX_FIND_RESPONSE_BYTES - sum(len(addr) + _FIELD_BYTES for addr in addrs)
         for each in found:
-            if fit:
-                room -= fit[-1].num_bytes
-                if room < each.num_bytes:
-                    break
+            num_bytes = each.num_bytes
+            if fit and num_bytes > room:
+                break
+            room -= num_bytes
             fit.append(each)
         return cls(found=tuple(fit), addrs=addrs)
 
@@ -141,9 +142,10 @@ class FindResponse(wire.WireMessage):
         fit: list[Found] = []
         room = max_bytes - sum(len(addr) + _FIELD_BYTES for addr in (*self.addrs, ""))
         for each in self.found:
-            if each.num_bytes > room:
+            num_bytes = each.num_bytes
+            if num_bytes > room:
                 return replace(self, found=tuple(fit) or (each.within(room, chance),), is_cut=True)
-            room -= each.num_bytes
+            room -= num_bytes
             fit.append(each)
         return self
 

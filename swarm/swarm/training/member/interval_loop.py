@@ -180,7 +180,7 @@ class IntervalLoop:
         if delta_F is not None:
             self._record_done(interval.done)
             contribution = self._contribution(interval.done)
-        self._put_offer(contribution, delta_F, interval.done.seconds)
+        self._put_offer(contribution, delta_F, interval.done.seconds if contribution else 0.0)
         return has_lease
 
     def _start_validation(self) -> bool:

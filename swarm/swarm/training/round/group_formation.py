@@ -3,8 +3,7 @@
 The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group
 (`group_members`). A trainer that follows a head does not report to the coordinator.
 
-All functions here are pure functions of the round's state. `state_machine` decides what follows once there is a signed
-group.
+All functions here are pure. `state_machine` decides what follows once there is a signed group.
 """
 
 from __future__ import annotations
@@ -51,6 +50,8 @@ GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0
 """The grace is this share of an interval, at most MAX_GRACE_S. Slower members would otherwise lose the work of a whole
 interval. It is not longer, because the coordinator also waits that long for members that are gone without a word."""
+UNKNOWN_INTERVAL_S = 3600.0
+"""A member that brings no work, and has never trained, waits for the others' work for this long."""
 
 MAX_LONE_MOVES = 3
 """Maximum moves in one step to an attempt that too few members have reached for one of them to be honest. They only
@@ -68,7 +69,6 @@ UNINVITED = (
 
 MIN_WAIT_S = 1.0
 """The minimum further wait for members that a group needs. They are asked for once in each such wait."""
-
 LEFT_OUT_REST_S = 1.0
 """The wait of a member that was left out before it asks again how the round ended."""
 
@@ -81,11 +81,8 @@ def advance(state: RoundState, now: float) -> Transition:
         return _coordinate(replace(state, asked="", timers=replace(state.timers, waits_until=None)), now)
     if state.mine is None or state.asked == state.coordinator:
         return state, []
-    # other members cannot move the run, and a member that has not trained does not know how long an interval takes.
-    # Before there is a roster, nobody trains, and any member may move the others
-    setup = state.setup
-    may_move = not setup.roster or (setup.me in setup.roster and state.mine.num_tokens > 0)
-    waits_until = state.timers.waits_until or (now + decision_s(state) if may_move else None)
+    may_move = not state.setup.roster or state.setup.me in state.setup.roster
+    waits_until = state.timers.waits_until or (now + decision_s(state, now) if may_move else None)
     state = replace(state, asked=state.coordinator, timers=Timers(waits_until=waits_until))
     was_missing = is_doubted(state, state.coordinator, now)
     return state, [Ask(peer=state.coordinator, ready=own_report(state), was_missing=was_missing)]
@@ -275,8 +272,7 @@ def _is_complete(state: RoundState) -> bool:
     """Return whether there is nobody left to wait for.
 
     A run's first group has no roster that names the expected members, so it always waits unless it is full. In a run
-    with clusters it waits even then: more trainers than a group has places may begin together, and would form several
-    groups.
+    with clusters it waits even then: more trainers than a group has places may begin together, and in several groups.
     """
     setup = state.setup
     is_full = len(_ready_members(state)) >= setup.max_group and (bool(setup.roster) or setup.clusters.size == 1)
@@ -284,20 +280,20 @@ def _is_complete(state: RoundState) -> bool:
 
 
 def _begin_to_wait(state: RoundState, now: float) -> Transition:
-    """Start the grace if enough members are ready, else start waiting for enough of them. Ask absent members whether
-    they are there: at once in the first case, after a while in the second."""
+    """Start the grace if enough members are ready, else wait for that. Ask absent ones where they are, now or later."""
     setup, present, absent = state.setup, _current_reports(state), absent_members(state)
-    # a member that only wants to be admitted must not cut the others' intervals short
-    worked = any(each.num_tokens for each in present.values()) or bool(state.mine and state.mine.num_tokens)
+    # members that bring no work must not cut the others' intervals short
+    has_waited = state.mine is not None and (state.mine.num_tokens or now >= _work_due_at(state))
+    worked = has_waited or any(each.num_tokens for each in present.values())
     if len(_ready_members(state)) < setup.succession.min_group or (absent and not worked):
         if state.timers.deadline is not None or state.mine is None:
             return state, []
         return replace(state, timers=Timers(deadline=now + setup.patience_s, hurry_at=now + setup.patience_s / 2)), []
     # a member's first interval takes at least as long as those that have ended
     grace_s = grace_after(state.interval_s or now - state.began_at, setup.grace_s)
-    timers = Timers(grace_until=now + grace_s, hurry_at=now + grace_s / 2 if absent else None)
     others = tuple(peer for peer in absent if peer != setup.me)
     queries: list[Action] = [Query(peers=others, hurry=False)] if others and grace_s > 0 else []
+    timers = Timers(grace_until=now + grace_s, hurry_at=now + grace_s / 2 if absent else None)
     return replace(state, timers=timers), queries
 
 
@@ -364,34 +360,38 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
     setup, group = state.setup, state.signed
     if setup.follows:
         return setup.clusters.heads_of(setup.me)[:1]
-    match state.phase:
-        case "preparing" | "committing" if group is not None:
-            voted = state.voting.prepare_votes if state.phase == "preparing" else state.voting.commit_votes
-            return tuple(peer for peer in group.group.peer_ids if peer not in voted and peer != setup.me)
-        case "forming" | "left_out" | "resting" if state.coordinator == setup.me:
+    if is_waiting(state):
+        if state.coordinator == setup.me:
             return tuple(sorted(set(setup.roster) - _current_reports(state).keys() - {setup.me}))
-        case "forming" | "left_out" | "resting":
-            is_short = state.attempts.short_since is not None
-            missing = {*state.faults.unreachable, *state.faults.doubted} & set(setup.roster) if is_short else set()
-            return tuple(sorted(missing)) or (state.coordinator,)
-        case _:
-            return ()
+        is_short = state.attempts.short_since is not None
+        missing = {*state.faults.unreachable, *state.faults.doubted} & set(setup.roster) if is_short else set()
+        return tuple(sorted(missing)) or (state.coordinator,)
+    if group is None or state.phase not in {"preparing", "committing"}:
+        return ()
+    voted = state.voting.prepare_votes if state.phase == "preparing" else state.voting.commit_votes
+    return tuple(peer for peer in group.group.peer_ids if peer not in voted and peer != setup.me)
 
 
 def num_lacking(state: RoundState) -> int:
     """Return how many more members this coordinator needs before it can form a group. Other members do not know the
     number and get 0."""
-    is_forming = state.phase in {"forming", "left_out", "resting"} and state.coordinator == state.setup.me
-    lacking = state.setup.succession.min_group - len(_ready_members(state))
-    return max(0, lacking) if is_forming and not state.setup.follows else 0
+    is_forming = is_waiting(state) and state.coordinator == state.setup.me and not state.setup.follows
+    return max(0, state.setup.succession.min_group - len(_ready_members(state))) if is_forming else 0
 
 
-def decision_s(state: RoundState) -> float:
-    """Return how many seconds a member waits for the group of a coordinator that answers. That is another interval as
-    long as its own, the longest grace, and the time that a coordinator waits for the state's members. The wait grows
-    with each failed attempt: the others' intervals may take many times as long as this member's."""
-    once_s = state.interval_s + max(state.setup.grace_s, MAX_GRACE_S) + 2 * state.setup.patience_s
-    return once_s * (1 + state.attempts.num_failed)
+def decision_s(state: RoundState, now: float) -> float:
+    """Return how many seconds a member waits for the group of a coordinator that answers: another interval as long as
+    its own (without work, until that of others is due), the longest grace, and the time that a coordinator waits. This
+    grows with each failed attempt, since the others' intervals may take many times as long."""
+    rest_s = max(state.setup.grace_s, MAX_GRACE_S) + 2 * state.setup.patience_s
+    if state.setup.roster and not (state.mine and state.mine.num_tokens):
+        return max(0.0, _work_due_at(state) - now) + rest_s
+    return (state.interval_s + rest_s) * (1 + state.attempts.num_failed)
+
+
+def _work_due_at(state: RoundState) -> float:
+    """Return when members that bring no work stop waiting for the work of others, who may hang for good."""
+    return state.began_at + (2 * state.interval_s or UNKNOWN_INTERVAL_S)
 
 
 def grace_after(interval_s: float, least_s: float) -> float:

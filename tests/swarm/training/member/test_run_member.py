@@ -33,6 +33,7 @@ from swarm.training.inner.interval import TrainingSetup
 from swarm.training.member.members_watch import LIST_S, MAX_LIST_S, MAX_WATCH_S, NUM_WATCHED, WATCH_S, list_s, watch_s
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember, RunMemberOptions
+from swarm.training.round import group_formation
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.certificate_history import Proof
@@ -291,6 +292,34 @@ def test_run_takes_few_rounds_while_training_diverges_everywhere_and_continues_w
                 assert member.trainer.state.outer_step == 0
             members[0].inner.diverges = False
             assert_equal_steps(await swarm.finish(timeout_s=60), 2)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("hung", "has_trained"), [(0, True), (1, True), (2, True), (0, False)])
+def test_run_continues_without_a_member_that_hangs_while_the_others_bring_no_work(
+    hung: int, has_trained: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever hangs: one of the three is the coordinator of the first attempt."""
+    monkeypatch.setattr(group_formation, "UNKNOWN_INTERVAL_S", 100.0)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=100)) as swarm:
+            members = [await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=1.0)) for index in range(3)]
+            while has_trained and not all(member.of(OuterStep) for member in members):
+                await asyncio.sleep(0.1)
+            members[hung].inner.virtual_step_s = 1e7
+            others = members[:hung] + members[hung + 1 :]
+            for other in others:
+                other.inner.diverges = True
+            while not all(other.of(IntervalFailed) for other in others):
+                await asyncio.sleep(0.1)
+            for other in others:
+                other.inner.diverges = False
+            num_steps = len(others[0].of(OuterStep))
+            async with asyncio.timeout(600.0):
+                while len(others[0].of(OuterStep)) < num_steps + 3:
+                    await asyncio.sleep(0.5)
 
     virtual_time.run(main())
 

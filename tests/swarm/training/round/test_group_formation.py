@@ -402,7 +402,7 @@ def test_member_moves_on_when_the_coordinator_does_not_answer_or_keeps_putting_i
     state = begin(replace(TERMS, me=me), accused={}, interval_s=100.0)
     state, (ask,) = step(state, Offered(contribution=Contribution(peer_id=me, num_tokens=40, num_samples=10)), 0.0)
     assert isinstance(ask, Ask)
-    due_s, now, actions = decision_s(state), 0.0, list[Action]()
+    due_s, now, actions = decision_s(state, 0.0), 0.0, list[Action]()
     while state.attempt == 0:
         if puts_off and state.asked:
             state, actions = step(state, LeftOut(attempt=0, reason="the group is full"), now)

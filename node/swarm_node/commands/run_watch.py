@@ -29,6 +29,8 @@ from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
 
 POLL_S = 1.0
+OTHERS_S = 10.0
+"""Seconds between two looks for members that follow another history of the run."""
 FIND_S = 5.0
 """Seconds to look for a member that has the run's file before the user is told that there is none."""
 FIRST_MEMBER_S = 180.0
@@ -98,6 +100,8 @@ class RunWatcher:
         self._finished: TrainerRecord | None = None
         """The last record of one member, if all members that are not leaving say that the run is finished."""
         self._complaints: deque[str] = deque(maxlen=MAX_COMPLAINTS)
+        self._others_at_s = 0.0
+        self._num_apart = 0
         self._waits_since_s: float | None = None
         self._waits_for = ""
         self._say_again_s = 0.0
@@ -145,6 +149,7 @@ class RunWatcher:
         self._report_endorsed()
         self._report_validated(members)
         self._report_waiting(members)
+        await self._report_other_history(members)
         speed = sum(each.tokens_per_s for each in members.values() if each.state != "joining")
         last = self._run.config.outer_steps
         for step in steps:
@@ -190,6 +195,18 @@ class RunWatcher:
             self._validated = step
             loss = median(each.loss for each in seen if each.outer_step == step)
             self._emitter.emit("validated", run=self._run.run_id, step=step, loss=loss)
+
+    async def _report_other_history(self, members: Mapping[str, TrainerRecord]) -> None:
+        """Warn of members that follow another history of the run: when there are some, and when there are twice as
+        many."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._others_at_s:
+            return
+        self._others_at_s = now_s + OTHERS_S
+        other = await self._observer.look_for_other_history(members)
+        if other is not None and len(other.peers) >= max(1, 2 * self._num_apart):
+            self._num_apart = len(other.peers)
+            self._emitter.warning(other.words(short_id), remedy=other.remedy)
 
     def _report_waiting(self, members: Mapping[str, TrainerRecord]) -> None:
         """Print what the run waits for: again when that changes, and when the wait has become twice as long."""

@@ -19,6 +19,7 @@ from swarm.network.membership import Membership
 from swarm.training.evidence.bans import Ban
 from swarm.training.outside.observer import CommittedStep, Observer
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.trainer_events import OtherHistory
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
@@ -74,6 +75,7 @@ class FollowedRun:
     steps: deque[StepView] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
     refusals: deque[RefusalView] = field(default_factory=lambda: deque(maxlen=MAX_REFUSALS))
     bans: tuple[Ban, ...] = ()
+    other_history: OtherHistory | None = None
     ask_for_bans_at: float = 0.0
     since: dict[str, float] = field(default_factory=dict)
     newest: CommittedStep | None = None
@@ -104,6 +106,7 @@ class FollowedRun:
             endorsed_step=self.endorsed_step,
             newest=self.newest,
             roster=self.observer.roster if self.observer else (),
+            other_history=self.other_history,
         )
 
     @property
@@ -267,7 +270,9 @@ class RunFollower:
                 run.take_steps(committed, self._network.now())
                 if loop.time() >= run.ask_for_bans_at:
                     run.ask_for_bans_at = loop.time() + ASK_FOR_BANS_S
-                    run.bans = await run.observer.look_for_bans(active(run.trainers.records))
+                    members = active(run.trainers.records)
+                    run.other_history = await run.observer.look_for_other_history(members)
+                    run.bans = await run.observer.look_for_bans(members)
                 run.is_lost = run.is_lost and not committed
         except SwarmError as error:
             if not run.is_lost:

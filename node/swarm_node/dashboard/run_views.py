@@ -14,6 +14,7 @@ from swarm.training.evidence.bans import Ban
 from swarm.training.outside.observer import CommittedStep, Shortage, shortage_of
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.trainer_events import OtherHistory
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
@@ -48,7 +49,8 @@ class RunFacts:
 
     `end` is set for a run whose members left before one was asked for the proof of the last step. `endorsed_step` is
     the newest step that its author endorsed, verified here (0: none was seen). `newest` is the newest step that was
-    proved here since the start. `roster` are the members that decide the next step.
+    proved here since the start. `roster` are the members that decide the next step. `other_history` are members that
+    follow another history than these steps.
     """
 
     run: str
@@ -60,6 +62,7 @@ class RunFacts:
     endorsed_step: int | None = None
     newest: CommittedStep | None = None
     roster: Sequence[str] = ()
+    other_history: OtherHistory | None = None
 
 
 def ban_views(bans: Sequence[Ban], names: Names) -> tuple[BanView, ...]:
@@ -84,13 +87,17 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
     config, newest = facts.file.config if facts.file else None, facts.newest
     shortage = shortage_of(config, outer_step, facts.roster, members) if config else None
     state = _state(facts, members, outer_step, is_short=shortage is not None)
+    words = _waits(shortage, names) if shortage and state == "waiting" else _words(facts, state, members, outer_step)
+    if facts.other_history is not None:
+        other = facts.other_history.words(lambda peer_id: names.get(peer_id) or short_id(peer_id))
+        words += f" But {other}; {facts.other_history.remedy}."
     losses = tuple(step.loss for step in facts.steps[-MAX_LOSSES:])
     return RunView(
         run=shown(facts.run),
         name=shown(config.name) if config else None,
         signed_by=facts.file.peer_id if facts.file else None,
         state=state,
-        words=_waits(shortage, names) if shortage and state == "waiting" else _words(facts, state, members, outer_step),
+        words=words,
         outer_step=outer_step,
         outer_steps=config.outer_steps if config else None,
         loss=losses[-1] if losses else None,

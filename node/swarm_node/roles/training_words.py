@@ -76,10 +76,7 @@ def trouble(event: IntervalFailed | InvitationRefused | OtherHistory, run_id: st
     if isinstance(event, IntervalFailed):
         return f"this node contributes nothing to outer step {event.step}: {event.reason}", ""
     if isinstance(event, OtherHistory):
-        peers = first_few(event.peers, MAX_NAMED, short_id)
-        message = f"another state of outer step {event.step} than that of this node is shown by {peers}: {run_id} was "
-        message += "begun twice, or that state is made up; this node keeps its own"
-        return message, "the run's author can name the one that goes on: swarm-node run resume FILE --peers ADDR"
+        return f"{run_id}: {event.words(short_id)}; this node keeps its own", event.remedy
     message = f"the invitation {event.serial} to {run_id} {event.reason}: it does not let this node in"
     return message, "ask the inviter for another invitation, and give it with --invitation"
 

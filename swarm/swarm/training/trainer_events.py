@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from swarm_protocol.errors import first_few
+
+MAX_NAMED = 8
+"""Peers that the text of an event names; it counts the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +180,20 @@ class StateEndorsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OtherHistory:
-    """`peers` show another committed state of outer step `step` than this member has: the run was begun twice, or they
-    made that state up."""
+    """`peers` show another committed state of outer step `step` than this member, or observer, has: the run was begun
+    twice, or they made that state up."""
 
     step: int
     peers: tuple[str, ...]
+
+    def words(self, name_of: Callable[[str], str]) -> str:
+        """Return this in words; `name_of` names a peer."""
+        peers = first_few(self.peers, MAX_NAMED, name_of)
+        return f"another state of outer step {self.step} is shown by {peers}: the run was begun twice, or it is made up"
+
+    @property
+    def remedy(self) -> str:
+        return "the run's author can name the history that goes on: swarm-node run resume FILE --peers ADDR"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

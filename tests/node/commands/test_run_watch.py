@@ -20,6 +20,7 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run
 from swarm.training.run.signed_run import SignedRun
+from swarm.training.trainer_events import OtherHistory
 from swarm_node.commands import run_watch
 from swarm_node.commands.run_watch import RunWatcher
 from swarm_node.events.emitter import Emitter
@@ -50,6 +51,10 @@ class Scripted:
         self.outer_step = 0
         self.roster: tuple[str, ...] = ()
         self.endorsement: Endorsement | None = None
+        self.other_history: OtherHistory | None = None
+
+    async def look_for_other_history(self, _members: Mapping[str, TrainerRecord]) -> OtherHistory | None:
+        return self.other_history
 
     async def members(self) -> Mapping[str, TrainerRecord]:
         return self._looks[0][0]
@@ -80,6 +85,17 @@ def test_watch_prints_members_and_steps_until_the_run_is_finished() -> None:
     assert events[0]["summary"] == "1 joining, 1 training"
     assert (events[1]["step"], events[1]["of"], events[1]["tokens_per_s"]) == (1, 2, 50.0)
     assert events[-1]["digest"] == "ab" * 32
+
+
+def test_watch_warns_once_of_members_that_follow_another_history() -> None:
+    looks = [({"a": member()}, [])] * 30
+    observer = Scripted(*looks, ({"a": member("finished")}, [step(2)]))
+    observer.other_history = OtherHistory(step=1, peers=("peer-b", "peer-c"))
+    (event,) = [each for each in told(observer) if each["event"] == "warning"]
+    assert event["message"] == (
+        "another state of outer step 1 is shown by …peer-b, …peer-c: the run was begun twice, or it is made up"
+    )
+    assert "run resume" in str(event["remedy"])
 
 
 def test_watch_prints_an_endorsement_of_the_author_once() -> None:

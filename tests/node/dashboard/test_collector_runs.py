@@ -20,7 +20,7 @@ from swarm.training.outside.resume import deliver, sign_survey, survey
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.trainer_events import HeldOutMeasured, OuterStep
+from swarm.training.trainer_events import HeldOutMeasured, OtherHistory, OuterStep
 from swarm_node.dashboard.history.recorder import StepFact
 from swarm_node.dashboard.run_follower import RETRY_FILE_S, FollowedRun, OpenStep
 from swarm_node.dashboard.run_views import RunEnd, RunFacts, downsampled, end_of, run_view
@@ -376,6 +376,14 @@ def step(number: int, at: float = 0.0) -> StepView:
 def signed(outer_steps: int) -> SignedRun:
     config = RunConfig(name="story", outer_steps=outer_steps, min_group=2)
     return SignedRun(config=config, peer_id="author", issued_at=1, signature=b"")
+
+
+def test_run_says_that_members_follow_another_history() -> None:
+    other = OtherHistory(step=3, peers=("12D3KooWone", "12D3KooWtwo"))
+    words = run_view(replace(facts(), other_history=other), 100.0, {"12D3KooWone": "attic"}).words
+    assert words.startswith(run_view(facts(), 100.0).words)
+    assert "But another state of outer step 3 is shown by attic, …3KooWtwo: the run was begun twice" in words
+    assert "swarm-node run resume" in words
 
 
 def test_run_names_its_slow_links_by_the_names_of_its_members() -> None:

@@ -331,10 +331,7 @@ async def overtaken(context: RunContext, peer: str, certificate: bytes) -> Prove
         return None
     proof = await context.check(certificate)
     replica = context.replica
-    # two histories can be equally fast, so the peer may never be further. Histories without an outer step, and those of
-    # two resume orders, still become one
-    may_stay_apart = proof.outer_step > 0 and proof.sequence == replica.rank[0]
-    if may_stay_apart and replica.history.contradicts(proof.rank[:3], proof.outcome.state_digest):
-        context.note_apart(peer, proof)
+    if replica.history.stays_apart(proof):
+        context.note_apart(peer, proof)  # two histories can be equally fast, so the peer may never be further
     is_further = proof.rank > replica.rank and await follows(context, peer, proof)
     return Proven(certificate=certificate) if is_further else None

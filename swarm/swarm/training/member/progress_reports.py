@@ -31,7 +31,6 @@ from swarm.training.trainer_events import (
     InvitationRefused,
     MemberConvicted,
     OnProbation,
-    OtherHistory,
     OuterStep,
     RoundAborted,
     RunEntered,
@@ -247,17 +246,11 @@ class MemberReports:
 
     def apart(self, context: RunContext) -> None:
         """Report the peers that follow another history of the run: when there are some, and when they are twice as
-        many. Forget the others, so that strangers with made-up links do not take the room of these."""
-        contradicts = context.replica.history.contradicts
-        apart = {
-            peer: link for peer, link in context.apart.items() if contradicts(link.rank[:3], link.outcome.state_digest)
-        }
-        context.apart.clear()
-        context.apart.update(apart)
-        if len(apart) >= max(1, 2 * self._num_apart):
-            self._num_apart = len(apart)
-            step = min(link.outer_step for link in apart.values())
-            self.on_event(OtherHistory(step=step, peers=tuple(apart)))
+        many."""
+        other = context.other_history(context.replica.history)
+        if other is not None and len(other.peers) >= max(1, 2 * self._num_apart):
+            self._num_apart = len(other.peers)
+            self.on_event(other)
 
     def aborted(self, notice: GiveUp) -> None:
         """Report that an attempt was given up. The log has each reason once per step, since a member that is alone

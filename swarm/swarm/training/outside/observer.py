@@ -36,8 +36,9 @@ from swarm.training.state.ancestry import (
     those_endorsed,
     whom_a_newcomer_asks,
 )
-from swarm.training.state.certificate_history import MAX_HISTORY_LINKS, Proof, whom_to_ask
-from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S, ProofReader
+from swarm.training.state.certificate_history import MAX_HISTORY_LINKS, CertificateHistory, Proof, whom_to_ask
+from swarm.training.state.proof_reader import CALL_TIMEOUT_S, HISTORY_TIMEOUT_S, ProofReader
+from swarm.training.trainer_events import OtherHistory
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Observer:
         self._last: Proof | None = None
         self._confirmed: Endorsement | None = None
         self._rosters: list[tuple[str, ...]] = []
+        self._history = CertificateHistory(self._succession)
 
     @property
     def outer_step(self) -> int:
@@ -161,6 +163,7 @@ class Observer:
             if failures and len(failures) == len(peers):
                 raise failures[-1]
             return []
+        self._history = CertificateHistory(self._succession)
         self._remember([newest])
         return [_step(newest)] if newest.origin.num_tokens else []
 
@@ -177,6 +180,7 @@ class Observer:
         return True
 
     def _remember(self, links: list[Proof]) -> None:
+        self._history.add(links)
         for link in links:
             self._last = link
             # as in `Replica.anchors`: with a min_group of 1, members of a run can diverge
@@ -199,6 +203,29 @@ class Observer:
         except TimeoutError:
             raise PeerTimeout("its history does not come", peer_id=peer) from None
         return self._following(start, [*links, newest], peer)
+
+    async def look_for_other_history(self, members: Mapping[str, TrainerRecord]) -> OtherHistory | None:
+        """Ask one of `members` with a state that was not seen here, and return those that were found to show another
+        history of the run than the one seen here; None if there are none."""
+        if (last := self._last) is None:
+            return None
+        reader, seen = self._reader, {link.outcome.state_digest for link in self._history.since(0)}
+        other = sorted(peer for peer, each in members.items() if each.digest and each.digest not in seen)
+        for peer in reader.apart.keys() - set(other):
+            del reader.apart[peer]
+        for peer in self._chance.sample(other, min(1, len(other))):
+            try:
+                async with asyncio.timeout(2 * CALL_TIMEOUT_S):
+                    newest = await reader.newest(peer, self._request())
+                    if newest is not None and newest.rank > last.rank:
+                        async with aclosing(reader.history(peer, self._request())) as history:
+                            newest = await anext(history, newest)
+            except (SwarmError, TimeoutError) as error:
+                logger.info("%s does not show which history it follows: %s", peer, error)
+            else:
+                if newest is not None:
+                    reader.note_apart(peer, newest)
+        return reader.other_history(self._history)
 
     async def look_for_bans(self, members: Mapping[str, TrainerRecord]) -> tuple[Ban, ...]:
         """Ask some of `members` for new evidence, and return the run's bans. The observer checks all evidence itself. A

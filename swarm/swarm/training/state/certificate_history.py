@@ -147,6 +147,12 @@ class CertificateHistory:
         digests = {link.outcome.state_digest for link in self._links if link.rank[:3] == place}
         return bool(digests) and state_digest not in digests
 
+    def stays_apart(self, link: Proof) -> bool:
+        """Return whether `link` is of a history that contradicts this one, and that may never become one with it, as
+        histories without an outer step, and those of two resume orders, still do."""
+        is_late = link.outer_step > 0 and bool(self._links) and link.sequence == self._links[-1].sequence
+        return is_late and self.contradicts(link.rank[:3], link.outcome.state_digest)
+
     def add(self, links: Iterable[Proof]) -> None:
         """Add checked `links`."""
         known = {link.rank for link in self._links}

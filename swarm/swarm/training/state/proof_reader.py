@@ -24,8 +24,14 @@ from swarm.threads import in_executor
 from swarm.training.run.methods import Methods
 from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.certificate import RunSignatures
-from swarm.training.state.certificate_history import MAX_HISTORY_BYTES, MAX_HISTORY_LINKS, Proof
+from swarm.training.state.certificate_history import (
+    MAX_HISTORY_BYTES,
+    MAX_HISTORY_LINKS,
+    CertificateHistory,
+    Proof,
+)
 from swarm.training.state.endorsement import Endorsements
+from swarm.training.trainer_events import OtherHistory
 
 logger = logging.getLogger(__name__)
 
@@ -101,6 +107,16 @@ class ProofReader:
         """Remember that `peer` shows `link`, which does not follow from the trusted state as far as is known."""
         if peer in self.apart or len(self.apart) < MAX_APART:
             self.apart[peer] = link
+
+    def other_history(self, own: CertificateHistory) -> OtherHistory | None:
+        """Return the peers that showed another history than `own`; None if there are none. Forget the others, so that
+        strangers with made-up links do not take the room of these."""
+        links = {peer: each for peer, each in self.apart.items() if own.stays_apart(each)}
+        self.apart.clear()
+        self.apart.update(links)
+        if not links:
+            return None
+        return OtherHistory(step=min(each.outer_step for each in links.values()), peers=tuple(links))
 
     async def standing(self, peer: str, request: StandingRequest) -> Standing:
         """Return the standing of `peer`, without checking its certificate. Raises SwarmError."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from swarm.testing import virtual_time
 from swarm.training.member.progress_reports import BROKE_PROTOCOL, DOWNWEIGHTED, LEFT_OUT, MemberReports, RoundLog
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.round_events import GiveUp
-from swarm.training.state.proof_reader import MAX_APART
+from swarm.training.state.proof_reader import MAX_APART, ProofReader
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OtherHistory, OuterStep, RoundAborted, TrainingEvent
 from swarm_protocol import limits
@@ -57,20 +57,19 @@ def test_log_adds_up_each_phases_time_over_all_attempts() -> None:
 
 
 def test_strangers_whose_links_contradict_nothing_leave_room_for_peers_of_another_history() -> None:
-    place, other = (0, 1, 0), b"other".ljust(32)
-
-    def link(rank: tuple[int, int, int]) -> Any:
-        return SimpleNamespace(rank=rank, outcome=SimpleNamespace(state_digest=other), outer_step=rank[1])
+    def link(step: int) -> Any:
+        return SimpleNamespace(outer_step=step)
 
     events = list[TrainingEvent]()
-    history = SimpleNamespace(contradicts=lambda rank, digest: (rank, digest) == (place, other))
-    strangers = {peer(number): link((0, 10**6, 0)) for number in range(MAX_APART)}
+    history = SimpleNamespace(stays_apart=lambda each: each.outer_step == 1)
+    strangers = {peer(number): link(10**6) for number in range(MAX_APART)}
     context: Any = SimpleNamespace(apart=strangers, replica=SimpleNamespace(history=history))
+    context.other_history = partial(ProofReader.other_history, context)
     reports = MemberReports(peer(0), events.append)
     reports.apart(context)
     assert not events
     assert len(context.apart) < MAX_APART
-    context.apart[peer(MAX_APART)] = link(place)
+    context.apart[peer(MAX_APART)] = link(1)
     reports.apart(context)
     assert events == [OtherHistory(step=1, peers=(peer(MAX_APART),))]
     assert context.apart.keys() == {peer(MAX_APART)}

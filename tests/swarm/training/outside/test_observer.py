@@ -10,7 +10,7 @@ from dataclasses import replace
 from unittest.mock import AsyncMock
 
 import pytest
-from support.training_swarm import Member, Swarm, certified, config
+from support.training_swarm import Member, Swarm, SyntheticInner, certified, config
 from swarm.network.interface import Network, Stream
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
@@ -23,7 +23,7 @@ from swarm.training.state.ancestry import LATE_S
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
-from swarm.training.trainer_events import OuterStep
+from swarm.training.trainer_events import OtherHistory, OuterStep
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.member_messages import Standing, StandingRequest
@@ -44,7 +44,9 @@ async def watch(observer: Observer, last: int, pause_s: float) -> list[Committed
     seen: list[CommittedStep] = []
     async with asyncio.timeout(600):
         while observer.outer_step < last:
-            seen += await observer.look(await observer.members())
+            members = await observer.members()
+            seen += await observer.look(members)
+            assert await observer.look_for_other_history(members) is None
             await asyncio.sleep(pause_s)
     return seen
 
@@ -77,6 +79,29 @@ def test_observer_reports_every_committed_step_once(pause_s: float) -> None:
     numbers = [step.outer_step for step in seen]
     # after the first step that it sees it misses none: members' histories have them
     assert numbers == list(range(numbers[0], 9))
+
+
+def test_observer_names_the_members_of_the_history_that_it_does_not_follow() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=1000)) as swarm:
+            members = [await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=0.1)) for index in range(5)]
+            few, most = members[:2], members[2:]
+            swarm.internet.partition([[member.peer_id for member in few]])
+            while not all(member.of(OuterStep) for member in members):
+                await asyncio.sleep(0.05)
+            swarm.internet.heal()
+            async with observing(swarm) as observer, asyncio.timeout(120.0):
+                other: OtherHistory | None = None
+                while other is None or len(other.peers) < len(few):
+                    await asyncio.sleep(1.0)
+                    seen = await observer.members()
+                    await observer.look(seen)
+                    other = await observer.look_for_other_history(seen)
+            follows, others = (few, most) if few[0].peer_id in observer.roster else (most, few)
+            assert set(observer.roster) == {member.peer_id for member in follows}
+            assert set(other.peers) <= {member.peer_id for member in others}
+
+    virtual_time.run(main())
 
 
 def test_finished_members_stay_until_an_observer_was_shown_the_last_step() -> None:

@@ -166,6 +166,21 @@ def test_replica_that_followed_both_of_two_states_of_a_step_contradicts_neither(
     history.add([other])
     contradicting = [p for p in (one, other, third) if history.contradicts(p.rank[:3], p.outcome.state_digest)]
     assert contradicting == [third]
+    assert history.stays_apart(third)
+
+
+def test_histories_without_an_outer_step_do_not_stay_apart() -> None:
+    one, other = (
+        replace(proof, origin=replace(proof.origin, members=tuple(map(idle, proof.origin.members)), part_values=()))
+        for proof in (link(1, (0, 1)), link(1, (2, 3, 4)))
+    )
+    history = CertificateHistory(RULE, [one])
+    assert history.contradicts(other.rank[:3], bytes(32))
+    assert not history.stays_apart(replace(other, outcome=replace(other.outcome, state_digest=bytes(32))))
+
+
+def idle(member: Contribution) -> Contribution:
+    return replace(member, num_tokens=0, num_samples=0)
 
 
 def test_large_certificate_is_checked_once_while_the_cache_has_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,6 +289,11 @@ def signing_identity(flags: Flags, *, with_any_key: bool = True) -> Identity:
     return Identity.load(home.identity)
 
 
+def say_loading(emitter: Emitter) -> None:
+    """Say why nothing more is printed for some seconds. Call it before torch and transformers are imported."""
+    emitter.say("loading torch and transformers, which takes some seconds")
+
+
 def say_lookup(model: Path | HubId, emitter: Emitter) -> None:
     """Say what a hub is about to be asked for, since its answer may take seconds. Say nothing for a local model."""
     if isinstance(model, HubId):

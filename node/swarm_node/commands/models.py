@@ -26,7 +26,7 @@ from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm_node import diagnostics
 from swarm_node.commands.chat import soon
-from swarm_node.commands.command_options import Flags, say_lookup, signing_identity
+from swarm_node.commands.command_options import Flags, say_loading, say_lookup, signing_identity
 from swarm_node.commands.daemons import check_model_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural
@@ -145,7 +145,7 @@ def _state(missing: BlockSpans) -> str:
 def check(flags: Flags) -> int:
     model, home = named_model(flags), Home(flags.home())
     emitter = Emitter(json=flags.json)
-    emitter.say(f"checking {model.name}: loading torch and transformers takes some seconds")
+    say_loading(emitter)
     from swarm_node.roles.sources import check_served  # noqa: PLC0415
 
     diagnostics.quieten_libraries()

@@ -27,7 +27,7 @@ from swarm_protocol.errors import ConfigError
 from swarm_protocol.toml_text import parse_toml
 
 from swarm_node import diagnostics
-from swarm_node.commands.command_options import Flags, say_lookup
+from swarm_node.commands.command_options import Flags, say_loading, say_lookup
 from swarm_node.commands.daemons import check_model_directories
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural, size
@@ -51,7 +51,8 @@ def run(flags: Flags) -> int:
         raise ConfigError(
             f"cannot read {path}: it is not a file", remedy="give --nodes a TOML file with [[nodes]] tables"
         )
-    # the checks above come first, because importing torch takes seconds
+    emitter = Emitter(json=flags.json)
+    say_loading(emitter)
     with lean_imports():
         from swarm.serving.server.capability import planned_needs  # noqa: PLC0415
         from swarm.serving.server.deployment import ServerOptions  # noqa: PLC0415
@@ -59,7 +60,6 @@ def run(flags: Flags) -> int:
         from swarm_node.roles.sources import find_source  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
-    emitter = Emitter(json=flags.json)
     say_lookup(model, emitter)
     source = find_source(model, Home(config.home), lambda *_: None)
     needs = planned_needs(source.directory, ServerOptions(dtype=config.dtype))

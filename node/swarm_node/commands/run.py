@@ -22,6 +22,7 @@ from swarm_node.commands.command_options import (
     Flags,
     file_or_id,
     run_file,
+    say_loading,
     say_lookup,
     signing_identity,
 )
@@ -66,7 +67,7 @@ def sign(flags: Flags) -> int:
     path, settings = run_file(flags), flags.resolve()
     identity = signing_identity(flags)
     emitter = Emitter(json=flags.json)
-    # the checks above come first, because importing torch and transformers takes seconds
+    say_loading(emitter)
     from swarm.training.run.run_cost import warnings_of  # noqa: PLC0415
     from swarm.training.run.run_file import InspectedRun, read_config, sign_file, signed_run_id  # noqa: PLC0415
     from swarm.training.run.settings import ImpossibleRun  # noqa: PLC0415
@@ -105,13 +106,14 @@ def sign(flags: Flags) -> int:
 
 
 def show(flags: Flags) -> int:
-    path = run_file(flags)
+    path, emitter = run_file(flags), Emitter(json=flags.json)
+    say_loading(emitter)
     from swarm.training.run.run_file import inspect_run  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     with lean_imports():
         found = inspect_run(path)
-    _print_run(Emitter(json=flags.json), path, found)
+    _print_run(emitter, path, found)
     return 0 if found.run else EXIT_UNSIGNED
 
 

@@ -174,7 +174,8 @@ def test_sign_reports_each_impossible_value_in_a_line(author: Identity, capsys: 
     text = f'{TINY}codec = "int9"\nouter_steps = 0\n[inner]\nbeta1 = 2\n'
     Path("run.toml").write_text(text)
     assert cli.run(["run", "sign"]) == 1
-    err = capsys.readouterr().err.splitlines()
+    loading, *err = capsys.readouterr().err.splitlines()
+    assert loading.startswith("loading torch"), "a command that takes seconds says so"
     assert [line.split(" = ")[0].strip() for line in err[:3]] == ["outer_steps", "codec", "inner.beta1"]
     assert err[3:] == [
         "error: run.toml cannot be signed: 3 settings are invalid",
@@ -189,7 +190,7 @@ def test_sign_reports_impossible_values_and_contradictions_together(
     settings = 'codec = "int3"\nmin_group = 20\noverlap_steps = 99\naggregator = "trimmed_mean"\n'
     Path("run.toml").write_text(f"{TINY}{settings}[aggregation]\ntrim = 0.5\n")
     assert cli.run(["run", "sign"]) == 1
-    err = capsys.readouterr().err.splitlines()
+    _loading, *err = capsys.readouterr().err.splitlines()
     assert [line.split()[0].rstrip(":") for line in err[:-2]] == ["codec", "max_group", "overlap_steps", "aggregation"]
 
 
@@ -231,9 +232,10 @@ def test_sign_of_a_file_that_is_no_run_fails_with_one_line_and_a_remedy(
     if text is not None:
         Path("run.toml").write_text(text)
     assert cli.run(["run", "sign"]) == 1
-    err = capsys.readouterr().err
-    assert err.startswith(f"error: {complaint}")
-    assert len(err.splitlines()) == 2
+    *loading, error, remedy = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: {complaint}")
+    assert remedy.startswith("  → ")
+    assert len(loading) == (text is not None)
 
 
 def test_sign_without_an_identity_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,6 +31,7 @@ EVERYWHERE = ("/", "/nodes", "/try")
 VIOLATIONS = {"resultTypes": ["violations"]}
 """Options of axe: it describes no element that breaks no rule, which takes it a third of its time."""
 WEIGHT = "performance.getEntriesByType('{}').reduce((sum, one) => sum + one.decodedBodySize, 0)"
+GONE = "the connection to the gateway failed; try again"
 Swarms = dict[str, tuple[ExampleSource, Served]]
 
 
@@ -413,6 +414,17 @@ def test_a_refusal_of_the_gateway_is_shown_in_its_words(page: Page, swarms: Swar
     page.locator("#send").click()
     expect(page.locator("#progress")).to_contain_text("the model 'nobody-has-this' is not served here")
     assert page.locator("#send").is_enabled()
+
+
+def test_a_gateway_that_is_gone_is_told_in_plain_words(page: Page, swarms: Swarms) -> None:
+    page.goto(f"{swarms['small'][1].url}/try")
+    page.locator("#question").fill("Say hello")
+    page.route("**/v1/traces/**", lambda route: route.abort())
+    page.locator("#send").click()
+    expect(page.locator("#trace")).to_have_text(f"The trace could not be read: {GONE}")
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    page.locator("#send").click()
+    expect(page.locator("#progress")).to_have_text(GONE)
 
 
 def test_a_refusal_does_not_show_the_path_of_the_answer_before(page: Page, swarms: Swarms) -> None:

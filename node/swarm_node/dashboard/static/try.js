@@ -40,7 +40,7 @@ async function ask() {
     tell(`Done in ${duration((performance.now() - began) / 1000)}.`);
   } catch (error) {
     if (error.name === "AbortError") tell("Stopped.");
-    else tell(error.message, true);
+    else tell(reason(error), true);
   } finally {
     running = undefined;
     toggle(false);
@@ -63,6 +63,11 @@ async function send(signal) {
   if (response.ok) return response;
   if (response.status === 401) field("key-row").hidden = false;
   throw new Error(await failure(response));
+}
+
+// each browser has other words for a lost connection, which it reports as a TypeError
+function reason(error) {
+  return error instanceof TypeError ? "the connection to the gateway failed; try again" : error.message;
 }
 
 async function failure(response) {
@@ -107,7 +112,7 @@ async function follow(id, model) {
     if (!response.ok) throw new Error(await failure(response));
     showTrace(place, await response.json(), await names(model));
   } catch (error) {
-    place.textContent = `The trace could not be read: ${error.message}`;
+    place.textContent = `The trace could not be read: ${reason(error)}`;
   }
 }
 

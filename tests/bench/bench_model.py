@@ -9,19 +9,20 @@ import torch
 from bench.local_transformers import prompt_ids
 from support.text_models import byte_tokenizer
 from swarm.client import AsyncClient
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 NUM_TOKENS = 64
 NUM_BLOCKS = 12
 MODEL = "bench-44m"
 
 
-def write_model(directory: Path) -> Path:
-    """Write a Llama of 44M parameters and 12 blocks with random weights, one token for each byte, and no token that
-    ends a text."""
+def write_model(directory: Path, tokenizer: PreTrainedTokenizerFast | None = None) -> Path:
+    """Write a Llama of 12 blocks with random weights, and no token that ends a text. It has 44M parameters beside those
+    of its tokens, one for each byte if `tokenizer` has no others."""
+    tokenizer = tokenizer or byte_tokenizer()
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=256,
+        vocab_size=len(tokenizer),
         hidden_size=512,
         intermediate_size=1704,
         num_hidden_layers=NUM_BLOCKS,
@@ -31,9 +32,9 @@ def write_model(directory: Path) -> Path:
         eos_token_id=None,
     )
     model = LlamaForCausalLM(config)
-    assert 43e6 < model.num_parameters() < 45e6
+    assert 43e6 < model.num_parameters(exclude_embeddings=True) - model.lm_head.weight.numel() < 45e6
     model.save_pretrained(directory, max_shard_size="50MB")
-    byte_tokenizer().save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     return directory
 
 

@@ -13,11 +13,12 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
 
@@ -43,7 +44,7 @@ ENVIRONMENT = {"RAYON_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 TOKENIZER_BYTES = 4 * 2**30
 """Memory limit of the process that holds the tokenizer, which is a file of this server."""
 
-MAX_ANSWER_BYTES = 2**20
+MAX_ANSWER_BYTES = (1 + limits.MAX_DRAFTS) * limits.MAX_VOCAB // 8 + 2**16
 
 MAX_GRAMMARS = 32
 """Maximum sessions with a grammar. Each has a process, and a thread while it waits. `PeerShares` shares them among
@@ -53,10 +54,14 @@ peers, as it does sessions."""
 @dataclass(frozen=True, slots=True)
 class TokenMask:
     """`allowed` has a bit for each token id, the lowest first: 1 if the grammar allows it next. `may_end`: the text may
-    end here."""
+    end here.
+
+    `drafts` are tokens that may follow, one after the other, each with the mask of what is allowed after it.
+    """
 
     allowed: bytes
     may_end: bool
+    drafts: tuple[tuple[int, TokenMask], ...] = ()
 
 
 class GrammarForkServer:
@@ -125,15 +130,18 @@ class GrammarProcess:
         self._num_sent = 0
         self._has_ended = False
 
-    def mask(self, tokens: Sequence[int]) -> TokenMask:
+    def mask(self, tokens: Sequence[int], guess: Sequence[int] = (), most: int = 0) -> TokenMask:
         """Return the mask of what may follow `tokens`, which begin with those of the last call.
+
+        Its drafts are up to `most` tokens: where the grammar allows only one token that one, else those of `guess`, as
+        far as the grammar allows them.
 
         Raises ConfigError for a grammar that is unusable or takes too much, and PeerRefused without a process.
         Afterwards no mask is available.
         """
         with self._lock:
             try:
-                return self._mask(tokens)
+                return self._mask(tokens, guess, most)
             except BaseException:
                 self._end()
                 raise
@@ -143,12 +151,12 @@ class GrammarProcess:
         with self._lock:
             self._end()
 
-    def _mask(self, tokens: Sequence[int]) -> TokenMask:
+    def _mask(self, tokens: Sequence[int], guess: Sequence[int], most: int) -> TokenMask:
         if self._has_ended:
             raise PeerRefused("the session has ended", remedy="open it again", retry_after_s=1.0)
         new = list(tokens[self._num_sent :])
         within_s = ANSWER_S + len(new) / TOKENS_PER_S
-        request: dict[str, object] = {"tokens": new, "within_s": within_s}
+        request: dict[str, object] = {"tokens": new, "guess": guess, "most": most, "within_s": within_s}
         if self._pipe is None:
             self._pipe = self._processes.fork()
             request |= {"kind": self._grammar.kind, "grammar": self._grammar.text}
@@ -159,11 +167,18 @@ class GrammarProcess:
         if not answer:
             name = "JSON schema" if is_schema else "grammar"
             raise ConfigError(f"the {name} takes too much time or memory", remedy=remedy)
-        if answer[:1] == b"x":
+        head, _, masks = answer.partition(b"\n")
+        stated = json.loads(head)
+        if "error" in stated:
             what = "the JSON schema cannot be used" if is_schema else "the grammar cannot be used"
-            raise ConfigError(f"{what}: {answer[1:].decode(errors='replace')}", remedy=remedy)
+            raise ConfigError(f"{what}: {stated['error']}", remedy=remedy)
         self._num_sent += len(new)
-        return TokenMask(answer[1:], may_end=answer[:1] == b"e")
+        size = len(masks) // len(stated["may_end"])
+        first, *following = (
+            TokenMask(masks[size * index : size * (index + 1)], may_end)
+            for index, may_end in enumerate(stated["may_end"])
+        )
+        return replace(first, drafts=tuple(zip(stated["drafts"], following, strict=True)))
 
     def _end(self) -> None:
         self._has_ended = True
@@ -256,13 +271,13 @@ class SessionGrammar:
         self._among = among
         self._last: asyncio.Future[TokenMask] | None = None
 
-    def mask(self, tokens: Sequence[int]) -> asyncio.Future[TokenMask]:
+    def mask(self, tokens: Sequence[int], guess: Sequence[int] = (), most: int = 0) -> asyncio.Future[TokenMask]:
         """Compute what may follow `tokens`, which begin with those of the last call and must not change until the
-        result is there.
+        result is there. Its drafts are as `GrammarProcess.mask` says.
 
         Raises ConfigError for a grammar that is unusable or takes too much, and PeerRefused without a process.
         """
-        self._last = asyncio.get_running_loop().run_in_executor(self._threads, self._process.mask, tokens)
+        self._last = asyncio.get_running_loop().run_in_executor(self._threads, self._process.mask, tokens, guess, most)
         return self._last
 
     def close(self) -> None:

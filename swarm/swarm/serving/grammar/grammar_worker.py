@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -34,6 +35,10 @@ LIMITS = LLParserLimits(
 )
 """Limits of one grammar; the comments give the resulting time and memory. JSON schemas of a hundred properties stay a
 hundred times below."""
+
+DRAFT_S = 0.005
+"""Time after which no further draft is made, since the server waits for them. One takes less than 0.1 ms for a usual
+schema."""
 
 END = "<|end of the grammar|>"
 MAX_ERROR_CHARS = 300
@@ -95,28 +100,82 @@ class GrammarFollower:
 
     def __init__(self, tokenizer: GrammarTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._grammar = ""
+        self._tokens: list[int] = []
         self._matcher: LLMatcher
+        self._may_draft = True
+        self._has_drafted = False
 
     def answer(self, request: dict[str, Any]) -> bytes:
-        """Return a letter and the mask, or the error's text. `m`: the text must go on; `e`: it may end; `x`: an
-        error."""
+        """Return a line and the masks after the tokens and after each draft, all of one length. The line is JSON, with
+        the drafts and where the text may end, or with an error."""
         if "grammar" in request:
             try:
-                grammar = _compiled(request["kind"], request["grammar"])
+                self._grammar = _compiled(request["kind"], request["grammar"])
             except ValueError as error:
-                return b"x" + _line(str(error)).encode()
-            self._matcher = LLMatcher(self._tokenizer.tokens, grammar, log_level=0, limits=LIMITS)
-        matcher = self._matcher
-        if request["tokens"] and not matcher.is_error():
-            matcher.consume_tokens(request["tokens"])
-        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
-        if matcher.is_error():
-            return b"x" + _line(matcher.get_error()).encode()
+                return _failed(str(error))
+            self._matcher = self._new_matcher()
+        self._tokens += request["tokens"]
+        masks = self._follow(request["tokens"])
+        drafts = self._draft(masks, request["guess"], request["most"]) if masks and self._may_draft else []
+        if self._matcher.is_error() and self._has_drafted:
+            # perhaps only because of drafts, which count towards the matcher's limits, and no error can be rolled back
+            self._may_draft = self._has_drafted = False
+            self._matcher = self._new_matcher()
+            masks, drafts = self._follow(self._tokens), []
+        if self._matcher.is_error():
+            return _failed(self._matcher.get_error())
+        stated = {"drafts": drafts, "may_end": [may_end for _, may_end in masks]}
+        return b"\n".join([json.dumps(stated).encode(), b"".join(mask for mask, _ in masks)])
+
+    def _new_matcher(self) -> LLMatcher:
+        return LLMatcher(self._tokenizer.tokens, self._grammar, log_level=0, limits=LIMITS)
+
+    def _follow(self, tokens: list[int]) -> list[tuple[bytes, bool]]:
+        """Return the mask after further tokens, and whether the text may end there; nothing after an error."""
+        if tokens and not self._matcher.is_error():
+            self._matcher.consume_tokens(tokens)
+        mask = b"" if self._matcher.is_error() else self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            return []
         end_byte, end_bit = divmod(self._tokenizer.end_id, 8)
-        may_end = mask[end_byte] >> end_bit & 1
         bits = bytearray(mask)
         bits[end_byte] &= ~(1 << end_bit) & 0xFF
-        return (b"e" if may_end else b"m") + bits
+        return [(bytes(bits), bool(mask[end_byte] >> end_bit & 1))]
+
+    def _draft(self, masks: list[tuple[bytes, bool]], guess: list[int], most: int) -> list[int]:
+        """Return up to `most` drafts, and append to `masks` the one after each: of the only token that the grammar
+        allows, else the next of `guess` that it allows."""
+        drafts = list[int]()
+        until_s = time.monotonic() + DRAFT_S
+        while len(drafts) < most and time.monotonic() < until_s:
+            mask, may_end = masks[-1]
+            token_id = None if may_end else _only(mask)
+            if token_id is None and guess and _is_allowed(guess[0], mask):
+                token_id = guess[0]
+            if token_id is None or not (following := self._follow([token_id])):
+                break
+            guess = guess[1:] if guess[:1] == [token_id] else []
+            drafts.append(token_id)
+            masks += following
+        self._has_drafted = self._has_drafted or bool(drafts) or self._matcher.is_error()
+        self._matcher.rollback(len(drafts))
+        return drafts
+
+
+def _only(mask: bytes) -> int | None:
+    """Return the token whose bit is the only one of the mask."""
+    bits = int.from_bytes(mask, "little")
+    return bits.bit_length() - 1 if bits.bit_count() == 1 else None
+
+
+def _is_allowed(token_id: int, mask: bytes) -> bool:
+    byte, bit = divmod(token_id, 8)
+    return byte < len(mask) and bool(mask[byte] >> bit & 1)
+
+
+def _failed(error: str) -> bytes:
+    return json.dumps({"error": _line(error)}).encode()
 
 
 def _compiled(kind: str, text: str) -> str:

@@ -73,12 +73,18 @@ class Drafter:
         if self._credit <= 0:
             self._num_paused, self._credit, self._num_most = PAUSE_TOKENS, 1.0, 1
 
-    def propose(self, most: int, now_s: float) -> tuple[int, ...]:
-        """Return up to `most` drafts to follow the newest token, whose pass begins now."""
-        self._since_s = now_s
-        if self._text is not None and self._num_paused <= 0 and self._plain_s is not None:
-            self.drafts = self._found(min(most, self._num_most))
-        return self.drafts
+    def room(self, most: int) -> int:
+        """Return how many drafts may follow the newest token, up to `most`; 0 without a text and while they pause."""
+        is_off = self._text is None or self._num_paused > 0 or self._plain_s is None
+        return 0 if is_off else max(0, most)
+
+    def guess(self, most: int) -> tuple[int, ...]:
+        """Return what followed the newest tokens, up to `most` tokens of it, and fewer after wrong drafts."""
+        return self._found(min(most, self._num_most)) if most > 0 else ()
+
+    def sends(self, drafts: tuple[int, ...], now_s: float) -> None:
+        """Record the drafts that follow the newest token, whose pass begins now."""
+        self.drafts, self._since_s = drafts, now_s
 
     def withdraw(self) -> None:
         """Forget the drafts, which were not sent."""
@@ -87,7 +93,7 @@ class Drafter:
     def _found(self, most: int) -> tuple[int, ...]:
         assert self._text is not None
         text = np.frombuffer(self._text, dtype=np.int32)[-limits.MAX_DRAFT_TEXT_TOKENS :]
-        if most <= 0 or not len(text):
+        if not len(text):
             return ()
         places = np.flatnonzero(text[:-1] == text[-1])[-MAX_PLACES:]
         for num_before in range(1, min(MAX_MATCH_TOKENS, len(text))):

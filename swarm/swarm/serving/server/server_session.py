@@ -178,8 +178,7 @@ class ServerSession:
             raise PeerViolation("a text for drafts, and this is not the last block", peer_id=self.client)
         token_ids = np.frombuffer(text.token_ids, dtype="<i4")
         check_ids(token_ids, self._deployed.engine.span.vocab_size)
-        if self.sampler is None or self.sampler.can_draft:
-            self._drafter.begin(token_ids.tolist())
+        self._drafter.begin(token_ids.tolist())
 
     def link(self, link: LinkUpdate) -> None:
         """Link the session to the neighbours that the client names."""
@@ -257,15 +256,30 @@ class ServerSession:
             num_drafts=0 if output.tokens else step.num_drafts,
         )
         if output.tokens and step.draw is not None:
-            self._give_tokens(step, step.draw, output.tokens, replace(result, position=firm_end))
+            drafts = await self._next_drafts(output, step.draw.ahead - len(output.tokens))
+            self._give_tokens(step, step.draw, output.tokens, drafts, replace(result, position=firm_end))
         else:
             self._results.add(result, can_wait=is_forwarded_token and not self._is_leaving)
 
+    async def _next_drafts(self, output: StepOutput, ahead: int) -> tuple[int, ...]:
+        """Tell the sampler which tokens a step has yielded, and return the drafts to follow them."""
+        # sequences of one pass here come to the next server together, where none sees the others' drafts
+        most = self._drafter.room(min(ahead, cheap_drafts(output.batch_size)))
+        guess = self._drafter.guess(most)
+        if self.sampler is None:
+            return guess
+        return await self.sampler.drew([token.token_id for token in output.tokens], guess, most)
+
     def _give_tokens(
-        self, step: CheckedStep, draw: TokenDraw, tokens: Sequence[SampledToken], result: StepResult
+        self,
+        step: CheckedStep,
+        draw: TokenDraw,
+        tokens: Sequence[SampledToken],
+        drafts: tuple[int, ...],
+        result: StepResult,
     ) -> None:
-        """Send the tokens that a step has yielded to the client, and push the last one to the first server. The client
-        relies on no wait between the two."""
+        """Send the tokens that a step has yielded to the client, and push the last one to the first server, with
+        drafts. The client relies on no wait between the two."""
         first, num_right = result.position, len(tokens) - 1
         for index, token in enumerate(tokens):
             drawn = replace(draw, index=draw.index + index, ahead=0)
@@ -274,9 +288,7 @@ class ServerSession:
         looped, push_failed = False, False
         if draw.ahead > num_right:
             following = replace(draw, index=draw.index + 1 + num_right, ahead=draw.ahead - 1 - num_right)
-            # sequences of one pass here come to the next server together, where none sees the others' drafts
-            most = min(following.ahead, cheap_drafts(result.batch_size))
-            drafts = self._drafter.propose(most, asyncio.get_running_loop().time())
+            self._drafter.sends(drafts, asyncio.get_running_loop().time())
             looped = self._link.push_tokens(self._answered, (tokens[-1].token_id, *drafts), following)
             push_failed = not looped and self._link.is_cut_off
             if not looped:
@@ -326,9 +338,6 @@ class ServerSession:
         self.sequence.settle(length)
         self._inbox.settle(length)
         self._drafter.drew(token_ids, asyncio.get_running_loop().time())
-        if self.sampler is not None:
-            for token_id in token_ids:
-                self.sampler.drew(token_id)
 
     async def _engine_pick(self, step: CheckedStep, drafts: Sequence[int]) -> Pick | None:
         if step.draw is None or not self.is_last:

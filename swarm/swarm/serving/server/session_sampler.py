@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation
@@ -23,6 +24,10 @@ from swarm.serving.wire.tensor_stream import check_ids
 
 RECALL_S = 10.0
 """Seconds for which a draw waits for the answer's earlier tokens, which the client sends at the same time."""
+
+DRAFTS_S = 0.02
+"""Maximum seconds for which a drawn token waits for the drafts that its grammar allows after it. A busy machine takes
+several milliseconds to hear from the grammar's process."""
 
 
 class SessionSampler:
@@ -39,14 +44,10 @@ class SessionSampler:
         self._counts: Counter[int] = Counter()
         self._changed = asyncio.Event()
         self._mask: asyncio.Future[TokenMask] | None = None
+        self._allowed_after: list[bytes] = []
         if sampler.grammar is not None and grammars is None:
             raise PeerRefused("this server follows no grammars", remedy="ask another server")
         self._grammar = grammars.open(sampler.grammar, sequence) if sampler.grammar is not None and grammars else None
-
-    @property
-    def can_draft(self) -> bool:
-        """Return whether the edits after guessed tokens are known at once. Those of a grammar are not."""
-        return self._sampler.grammar is None
 
     async def prepare(self) -> None:
         """Wait until the grammar, if there is one, is ready. Raises ConfigError for a grammar that cannot be used."""
@@ -80,27 +81,51 @@ class SessionSampler:
             raise PeerTimeout(f"the {index} tokens before this one were not sent") from None
         if len(self._drawn) > index:
             raise PeerViolation(f"token {index} was asked for after {len(self._drawn)} were drawn")
-        allowed = None if self._mask is None else self._with_ends(await asyncio.shield(self._mask))
+        if self._mask is None:
+            return self._edits(index, self._counts, None)
+        mask = await asyncio.shield(self._mask)
+        if not (allowed := self._with_ends(mask)):
+            raise _no_token(blocked=bool(mask.allowed.strip(b"\0")))
         return self._edits(index, self._counts, allowed)
 
     def edits_after(self, drafts: Sequence[int]) -> list[LogitEdits]:
-        """Return the edits for the draw after each of the drafts, as if these had been drawn. Only if `can_draft`."""
+        """Return the edits for the draw after each of the drafts, as if these had been drawn. With a grammar, they are
+        the first ones that `drew` returned."""
         counts, found = self._counts, list[LogitEdits]()
-        for index, token_id in enumerate(drafts, len(self._drawn) + 1):
+        allowed = self._allowed_after if self._mask is not None else repeat(None)
+        for index, (token_id, after) in enumerate(zip(drafts, allowed, strict=False), len(self._drawn) + 1):
             counts = counts.copy()  # a sum of counters would take a Python loop over all tokens of the answer
             counts[token_id] += 1
-            found.append(self._edits(index, counts))
+            found.append(self._edits(index, counts, after))
         return found
 
-    def _edits(self, index: int, counts: Counter[int], allowed: bytes | None = None) -> LogitEdits:
+    def _edits(self, index: int, counts: Counter[int], allowed: bytes | None) -> LogitEdits:
         banned = self._sampler.end_ids if index < self._sampler.min_tokens else ()
         return LogitEdits(sampler=self._sampler, counts=counts, banned=banned, allowed=allowed)
 
-    def drew(self, token_id: int) -> None:
-        """Append the token that was drawn."""
-        self._drawn.append(token_id)
-        self._counts[token_id] += 1
-        self._go_on()
+    async def drew(self, token_ids: Sequence[int], guess: tuple[int, ...] = (), most: int = 0) -> tuple[int, ...]:
+        """Append the tokens that were drawn, and return the drafts that may follow, at most `most`: `guess`, or with a
+        grammar what it forces and allows of `guess`, which takes up to DRAFTS_S."""
+        self._drawn += token_ids
+        self._counts.update(token_ids)
+        self._go_on(guess, most)
+        if (mask := self._mask) is None or not most:
+            return guess
+        await asyncio.wait([mask], timeout=DRAFTS_S)
+        if not mask.done() or mask.cancelled() or mask.exception():
+            return ()  # `edits` waits for it, and raises its error
+        return self._drafts_of(mask.result())
+
+    def _drafts_of(self, mask: TokenMask) -> tuple[int, ...]:
+        """Return the mask's drafts, up to the first that ends the answer, or after which no token can be drawn."""
+        drafts = list[int]()
+        for token_id, after in mask.drafts:
+            allowed = self._with_ends(after)
+            if token_id in self._sampler.end_ids or token_id >= self._vocab_size or not allowed:
+                break
+            drafts.append(token_id)
+            self._allowed_after.append(allowed)
+        return tuple(drafts)
 
     def close(self) -> None:
         """Free the grammar; a second call does nothing."""
@@ -108,24 +133,24 @@ class SessionSampler:
             self._grammar.close()
         self._grammar = self._mask = None
 
-    def _go_on(self) -> None:
+    def _go_on(self, guess: tuple[int, ...] = (), most: int = 0) -> None:
         """Start to compute the next mask, while the last token goes through the model."""
+        self._allowed_after = []
         if self._drawn and self._drawn[-1] in self._sampler.end_ids:
             self.close()  # the client ignores tokens that are drawn after an end token, until it closes the session
         if self._grammar is not None:
             # no token is appended before the mask is ready
-            self._mask = self._grammar.mask(self._drawn)
+            self._mask = self._grammar.mask(self._drawn, guess, most)
             self._mask.add_done_callback(_seen)
 
     def _with_ends(self, mask: TokenMask) -> bytes:
-        """Return the mask with the end tokens, which are allowed only where the grammar may end."""
+        """Return the mask with the end tokens, which are allowed only where the grammar may end. It is empty if no
+        token is allowed."""
         allowed = bytearray(mask.allowed.ljust(-(-self._vocab_size // 8), b"\0"))
         for token_id in self._sampler.end_ids:
             byte, bit = divmod(token_id, 8)
             allowed[byte] = allowed[byte] & ~(1 << bit) | mask.may_end << bit
-        if not any(allowed):
-            raise _no_token(blocked=any(mask.allowed))
-        return bytes(allowed)
+        return bytes(allowed) if allowed.strip(b"\0") else b""
 
 
 def _no_token(*, blocked: bool) -> ConfigError:

@@ -50,7 +50,7 @@ class SessionMessages:
     `prefixes` has rows of earlier sessions, and the servers of their pages; `sampler` is for the last server. `draw`
     says how the request's first token is drawn. `drawn` are the tokens drawn so far. With a `text_key` servers get only
     activations: they do not learn how tokens are drawn, and nobody else can compute the page keys from tokens. If it
-    `allows_drafts` and has no grammar, the last server gets the tokens.
+    `allows_drafts`, the last server gets the tokens.
     """
 
     def __init__(
@@ -154,8 +154,7 @@ class SessionMessages:
             if self.sampler is not None and self.drawn:
                 token_ids = np.asarray(self.drawn, dtype="<i4").tobytes()
                 yield last, AnswerTokens(sequence_id=last.sequence_id, token_ids=token_ids)
-            allows_drafts = self._allows_drafts and not self.has_grammar
-            if allows_drafts and tokens.length and self.max_tokens - tokens.length >= MIN_DRAFTED_TOKENS:
+            if self._allows_drafts and tokens.length and self.max_tokens - tokens.length >= MIN_DRAFTED_TOKENS:
                 text = tokens.rows(max(0, tokens.length - MAX_DRAFT_TEXT_TOKENS), tokens.length)
                 yield last, DraftText(sequence_id=last.sequence_id, token_ids=text)
 

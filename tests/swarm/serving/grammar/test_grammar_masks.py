@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 import threading
@@ -12,15 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from llguidance import LLMatcher
 from support.text_models import byte_tokenizer
-from swarm.serving.grammar import grammar_masks
+from swarm.serving.grammar import grammar_masks, grammar_worker
 from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, GrammarForkServer, GrammarPool, GrammarProcess, TokenMask
-from swarm.serving.grammar.grammar_worker import GRAMMAR_BYTES
+from swarm.serving.grammar.grammar_worker import GRAMMAR_BYTES, GrammarFollower, GrammarTokenizer
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused
+from swarm_protocol.limits import MAX_DRAFTS
 from swarm_protocol.sampler import Grammar
 
 SCHEMA = {
@@ -98,6 +102,107 @@ def test_grammar_continues_in_another_process_from_its_tokens(processes: Grammar
         assert second.mask(tokens) == mask
 
 
+def text_of(mask: TokenMask) -> str:
+    return byte_tokenizer().decode([token_id for token_id, _ in mask.drafts])
+
+
+def test_drafts_are_what_the_grammar_forces_and_allows_of_a_guess(processes: GrammarForkServer) -> None:
+    with following(processes, "json_schema", json.dumps(SCHEMA)) as process:
+        assert text_of(process.mask([], most=4)) == '{"ci'
+        assert text_of(process.mask(ids("{"), most=MAX_DRAFTS)) == '"city": "'
+        assert text_of(process.mask(ids('{"city": "'), most=MAX_DRAFTS)) == ""
+        assert text_of(process.mask(ids('{"city": "R'), ids('ome", "d'), MAX_DRAFTS)) == 'ome", "days": '
+        assert text_of(process.mask(ids('{"city": "Ro'), ids("maine"), MAX_DRAFTS)) == 'mai", "days": '
+        assert text_of(process.mask(ids('{"city": "Rom'), ids('e", "size'), MAX_DRAFTS)) == 'e", "days": '
+        assert text_of(process.mask(ids('{"city": "Rome"'), ids(', "days": 3'), MAX_DRAFTS)) == ', "days": 3}'
+        assert text_of(process.mask(ids('{"city": "Rome", "days": '), ids("x"), MAX_DRAFTS)) == ""
+        last = process.mask(ids('{"city": "Rome", "days": 3}'), ids("x"), MAX_DRAFTS)
+        assert last.may_end
+        assert not last.drafts
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_drafts_leave_no_trace_in_the_masks_after_them(processes: GrammarForkServer, seed: int) -> None:
+    choose, tokens, said, num_compared = random.Random(seed), list[int](), dict[bytes, TokenMask](), 0
+    schema = json.dumps({"type": "array", "items": SCHEMA, "minItems": 3, "maxItems": 3})
+    with following(processes, "json_schema", schema) as plain, following(processes, "json_schema", schema) as other:
+        while choices := allowed(mask := plain.mask(tokens)):
+            ahead = other.mask(tokens, choose.choices(ids('ab",019 {}'), k=4), choose.choice([0, 1, 3, MAX_DRAFTS]))
+            assert dataclasses.replace(ahead, drafts=()) == mask
+            num_compared += bytes(tokens) in said
+            assert said.get(bytes(tokens), mask) == mask
+            said |= {
+                bytes([*tokens, *(token_id for token_id, _ in ahead.drafts[:num])]): after
+                for num, (_, after) in enumerate(ahead.drafts, 1)
+            }
+            tokens.append(choose.choice(choices))
+    assert len(json.loads(byte_tokenizer().decode(tokens))) == 3
+    assert num_compared > 50, "the grammar forces most tokens"
+
+
+class LimitedMatcher:
+    """Fails for good once it has followed sixteen tokens, drafts included."""
+
+    def __init__(self, *arguments: Any, **limits: Any) -> None:
+        self._matcher = LLMatcher(*arguments, **limits)
+        self._num_left = 16
+
+    def consume_tokens(self, tokens: list[int]) -> bool:
+        self._num_left -= len(tokens)
+        return bool(self._matcher.consume_tokens(tokens))
+
+    def is_error(self) -> bool:
+        return self._num_left < 0 or self._matcher.is_error()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+@pytest.fixture(scope="module")
+def grammar_tokenizer(tokenizer: Path) -> GrammarTokenizer:
+    return GrammarTokenizer(tokenizer.read_bytes())
+
+
+@dataclass
+class Following:
+    """A grammar that is followed in this process."""
+
+    follower: GrammarFollower
+    is_new: bool = True
+
+    def ask(self, tokens: list[int], most: int = 0) -> tuple[list[int], bytes]:
+        """Return the drafts, and the masks."""
+        grammar = {"kind": "json_schema", "grammar": json.dumps(SCHEMA)} if self.is_new else {}
+        self.is_new = False
+        answer = self.follower.answer(grammar | {"tokens": tokens, "guess": [], "most": most})
+        stated, _, masks = answer.partition(b"\n")
+        return json.loads(stated)["drafts"], masks
+
+
+def test_grammar_goes_on_without_drafts_when_these_have_used_up_its_limits(
+    grammar_tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_worker, "LLMatcher", LimitedMatcher)
+    LimitedMatcher.grammar_from_json_schema = LLMatcher.grammar_from_json_schema  # type: ignore[attr-defined]
+    tokens, counts = ids('{"city": "'), list[int]()
+    limited = Following(GrammarFollower(grammar_tokenizer))
+    for num in range(len(tokens) + 1):
+        drafts, masks = limited.ask(tokens[max(0, num - 1) : num], 4)
+        _, mask = Following(GrammarFollower(grammar_tokenizer)).ask(tokens[:num])
+        assert masks.startswith(mask)
+        counts.append(len(drafts))
+    assert counts[:2] == [4, 4]
+    assert set(counts[4:]) == {0}
+
+
+def test_no_draft_is_made_when_the_time_for_drafts_is_over(
+    grammar_tokenizer: GrammarTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_worker, "DRAFT_S", 0.0)
+    drafts, _ = Following(GrammarFollower(grammar_tokenizer)).ask(ids("{"), MAX_DRAFTS)
+    assert drafts == []
+
+
 @pytest.mark.parametrize(
     ("kind", "text", "why"),
     [
@@ -159,10 +264,11 @@ def test_process_of_a_grammar_ends_by_itself_when_its_time_is_over(processes: Gr
     """So no process outlives a killed server by more than that, even if it is busy."""
     with processes.fork() as pipe:
         [fork] = forks(processes)
-        asked = {"kind": "json_schema", "grammar": "{}", "tokens": []}
-        pipe.send_bytes(json.dumps({**asked, "within_s": 60.0}).encode())
+        asked = {"tokens": [], "guess": [], "most": 0}
+        grammar = {"kind": "json_schema", "grammar": "{}"}
+        pipe.send_bytes(json.dumps({**asked, **grammar, "within_s": 60.0}).encode())
         assert pipe.recv_bytes()
-        pipe.send_bytes(json.dumps({"tokens": [], "within_s": 1e-6}).encode())
+        pipe.send_bytes(json.dumps({**asked, "within_s": 1e-6}).encode())
         with pytest.raises(EOFError):
             pipe.recv_bytes()
         fork.wait(timeout=120)
@@ -211,7 +317,7 @@ def test_hostile_grammar_stays_within_its_time_and_memory(processes: GrammarFork
         try:
             for _ in range(150):
                 began = time.monotonic()
-                mask = harmful.mask(tokens)
+                mask = harmful.mask(tokens, tokens[-1:] * MAX_DRAFTS, MAX_DRAFTS)
                 slowest = max(slowest, time.monotonic() - began)
                 tokens.append(allowed(mask)[0])
                 [fork] = forks(processes)

@@ -20,11 +20,17 @@ class Course:
         self.drafter.begin(text)
         self.now_s, self.row_s = 0.0, row_s
 
+    def propose(self, most: int) -> tuple[int, ...]:
+        """Begin a pass, and return its drafts."""
+        drafts = self.drafter.guess(self.drafter.room(most))
+        self.drafter.sends(drafts, self.now_s)
+        return drafts
+
     def run(self, tokens: Sequence[int], most: int = MAX_DRAFTS) -> list[int]:
         """Draw these tokens, and return how many drafts each pass had."""
         left, counts = list(tokens), list[int]()
         while left:
-            drafts = self.drafter.propose(most, self.now_s)
+            drafts = self.propose(most)
             counts.append(len(drafts))
             num_right = next((i for i, pair in enumerate(zip(drafts, left, strict=False)) if pair[0] != pair[1]), None)
             num_drawn = min(len(left), 1 + (len(drafts) if num_right is None else num_right))
@@ -37,29 +43,29 @@ class Course:
 def test_drafts_are_what_followed_the_newest_tokens_last() -> None:
     course = Course([1, 2, 3, 9, 9, 1, 2, 3, 4, 5, 6, 7, 8, 0])
     assert course.run([1, 2, 3], most=0) == [0, 0, 0]
-    assert course.drafter.propose(MAX_DRAFTS, 1.0) == (4, 5, 6, 7)
-    assert course.drafter.propose(2, 1.0) == (4, 5)
-    assert course.drafter.propose(0, 1.0) == ()
+    assert course.propose(MAX_DRAFTS) == (4, 5, 6, 7)
+    assert course.propose(2) == (4, 5)
+    assert course.propose(0) == ()
 
 
 def test_drafts_follow_the_place_where_most_of_the_newest_tokens_occurred() -> None:
     course = Course([5, 1, 2, 3, 40, 0, 6, 1, 2, 3, 50, 0, 3, 60, 0])
     course.run([5, 1, 2, 3], most=0)
-    assert course.drafter.propose(1, course.now_s) == (40,)
+    assert course.propose(1) == (40,)
 
 
 def test_the_search_in_a_text_of_one_token_is_bounded() -> None:
     course = Course([1] * MAX_DRAFT_TEXT_TOKENS)
     course.run([1, 1], most=0)
     since = time.thread_time()
-    assert course.drafter.propose(2, course.now_s) == (1, 1)
+    assert course.propose(2) == (1, 1)
     assert time.thread_time() - since < 0.02
 
 
 def test_drafts_go_on_with_a_text_that_repeats_itself() -> None:
     course = Course([7, 1, 2, 7])
     course.run([9, 1, 2, 1, 2, 1], most=0)
-    assert course.drafter.propose(MAX_DRAFTS, course.now_s) == (2, 1, 2, 1)
+    assert course.propose(MAX_DRAFTS) == (2, 1, 2, 1)
 
 
 @pytest.mark.parametrize("text", [[], [1], [1, 2, 3, 4, 5, 6]])
@@ -71,7 +77,9 @@ def test_nothing_is_guessed_without_the_client_s_text() -> None:
     drafter = Drafter()
     for second in range(10):
         drafter.drew([1], float(second))
-        assert drafter.propose(MAX_DRAFTS, float(second)) == ()
+        assert drafter.room(MAX_DRAFTS) == 0
+        assert drafter.guess(0) == ()
+        drafter.sends((), float(second))
 
 
 def test_right_drafts_become_more_up_to_the_bound() -> None:
@@ -95,8 +103,24 @@ def test_wrong_drafts_become_fewer_and_pause_where_they_cost_time() -> None:
 def test_drafts_that_were_not_sent_are_not_counted() -> None:
     course = Course([1, 2, 3, 4, 5, 1])
     course.run([2, 3])
-    assert course.drafter.propose(MAX_DRAFTS, course.now_s)
+    assert course.propose(MAX_DRAFTS)
     course.drafter.withdraw()
     assert course.drafter.drafts == ()
     course.drafter.drew([4], course.now_s + 100.0)
-    assert course.drafter.propose(1, course.now_s) == (5,)
+    assert course.propose(1) == (5,)
+
+
+def test_drafts_that_a_grammar_forces_pause_where_they_cost_time_and_else_need_no_guess() -> None:
+    course = Course([])
+    course.run([1, 2])
+    for _ in range(50):
+        assert course.drafter.room(MAX_DRAFTS) == MAX_DRAFTS
+        course.drafter.sends((5, 6, 7), course.now_s)
+        course.now_s += PASS_S
+        course.drafter.drew((5, 6, 7, 8), course.now_s)
+    for _ in range(4):
+        assert course.drafter.room(MAX_DRAFTS) == MAX_DRAFTS
+        course.drafter.sends((5, 6, 7), course.now_s)
+        course.now_s += 2 * PASS_S
+        course.drafter.drew((9,), course.now_s)
+    assert course.drafter.room(MAX_DRAFTS) == 0

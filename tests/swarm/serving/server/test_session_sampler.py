@@ -364,7 +364,7 @@ def test_client_that_sends_an_answer_before_its_session_is_ready_has_one_mask_co
         with pytest.raises(PeerViolation, match="before its session is ready"):
             await talk.next(SequenceEnded)
 
-    def mask(_grammar: object, _tokens: object) -> asyncio.Future[object]:
+    def mask(_grammar: object, *_asked: object) -> asyncio.Future[object]:
         masks.append(asyncio.get_running_loop().create_future())
         return masks[-1]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,11 +18,11 @@ import pytest
 from support.faults import Fault
 from support.tiny_models import local_tokens
 from swarm.serving.checking.spot_checks import SpotCheckOptions
+from swarm.serving.engine.compute import compute
 from swarm.serving.server.drafter import Drafter
-from swarm.serving.server.server_session import ServerSession
 from swarm.serving.session.client_state import SessionOptions
-from swarm.serving.session.session_messages import SessionMessages
 from swarm.testing import virtual_time
+from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
 NUM_TOKENS = 40
@@ -43,6 +43,10 @@ SAMPLED = {
 
 def slow_step(function: Callable[..., object]) -> float:
     return 0.2
+
+
+def slow_pass(function: Callable[..., object]) -> float:
+    return 0.2 if function is compute else 0.0
 
 
 @contextmanager
@@ -130,27 +134,164 @@ def test_answer_that_stops_in_the_middle_of_a_pass_ends_as_without_drafts(
     virtual_time.run(scenario())
 
 
-@pytest.mark.parametrize("sends_text", [False, True], ids=["as clients do", "with a text for drafts"])
-def test_answer_with_a_grammar_has_no_drafts_and_the_same_tokens(
-    boxes: Any, llama_dir: Path, tokenize: Any, sends_text: bool
+RECORDS = Grammar(
+    kind="lark",
+    text='start: record record record\nrecord: "name: " /[a-z]{2,5}/ ", size: " /[0-9]{2}/ "; "',
+)
+"""Forces most of its text. Without quotes, which end the tiny models' answers."""
+FORCED = 40
+"""Tokens of RECORDS up to the end of the second record, at least."""
+GUIDED = {name: value for name, value in SAMPLED.items() if name != "min_tokens"}
+
+
+@contextmanager
+def passes() -> Iterator[list[int]]:
+    """Yields how many tokens came of each pass."""
+    found, drew = list[int](), Drafter.drew
+
+    def count(drafter: Drafter, tokens: Sequence[int], now_s: float) -> None:
+        found.append(len(tokens))
+        drew(drafter, tokens, now_s)
+
+    with patch.object(Drafter, "drew", count):
+        yield found
+
+
+@pytest.mark.parametrize("spans", [[(0, 6)], [(0, 2), (2, 4), (4, 6)]])
+@pytest.mark.parametrize("options", [PLAIN, GUIDED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("wrong_every", [0, 1, 3, 7], ids="wrong every {}".format)
+def test_drafts_change_no_token_of_an_answer_with_a_grammar(
+    boxes: Any, llama_dir: Path, tokenize: Any, spans: Any, options: dict[str, Any], wrong_every: int
 ) -> None:
-    prompt = tokenize("def add(a, b):\n    return")
-    grammar = Grammar(kind="lark", text="start: /[a-z]{3,8}( [a-z]{3,8}){20,}/")
+    """Those that the grammar forces, beside guesses that are right, wrong, or that it forbids."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, spans, session=OFF) as box:
+            expected = await drawn(box, 2 * FORCED, grammar=RECORDS, **options)
+        assert expected[-1][2] == "stop"
+        async with boxes(llama_dir, spans) as box:
+            num_prompt = len(tokenize("def add(a, b):\n    return"))
+            right = guesses([token_id for token_id, _, _ in expected], num_prompt, wrong_every)
+            with right if wrong_every else nullcontext(), passes() as yielded:
+                found = await drawn(box, 2 * FORCED, grammar=RECORDS, **options)
+            await box.all_freed()
+        assert [(token_id, reason) for token_id, _, reason in found] == [(each[0], each[2]) for each in expected]
+        assert [each[1] for each in found] == pytest.approx([each[1] for each in expected], abs=1e-4)
+        assert len(yielded) < 0.6 * len(expected), "the grammar forces most tokens"
+        assert max(yielded) >= 8
+
+    virtual_time.run(scenario())
+
+
+def test_answer_with_a_grammar_that_stops_in_the_middle_of_a_pass_ends_as_without_drafts(
+    boxes: Any, llama_dir: Path
+) -> None:
+    async def scenario() -> None:
+        answers = []
+        for session in (OFF, SessionOptions()):
+            async with boxes(llama_dir, [(0, 3), (3, 6)], session=session) as box:
+                with passes() as yielded:
+                    generation = box.generate(2 * FORCED, grammar=RECORDS, stop=[", si"])
+                    answers.append([(each.token_id, each.text, each.finish_reason) async for each in generation])
+                await box.all_freed()
+        assert answers[0] == answers[1]
+        assert answers[0][-1][2] == "stop"
+        ends = list(accumulate(yielded))
+        assert any(before < len(answers[0]) < end for before, end in pairwise(ends))
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("options", [PLAIN, GUIDED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("phase", "nth"), [("serve/decode", nth) for nth in (5, 6, 9, 12, 15)] + [("serve/reply", 9)])
+def test_server_lost_with_forced_drafts_under_way_costs_no_token(
+    boxes: Any, llama_dir: Path, phase: str, nth: int, options: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)], session=OFF) as box:
+            expected = await box.tokens(2 * FORCED, grammar=RECORDS, **options)
+        async with boxes(llama_dir, THIRDS, faults=[Fault(who="*", phase=phase, what="kill", nth=nth)]) as box:
+            with passes() as yielded:
+                assert await box.tokens(2 * FORCED, grammar=RECORDS, **options) == expected
+            assert len(box.client.trace()["replays"]) >= 1
+            assert len(yielded) < len(expected)
+            await box.all_freed()
+
+    virtual_time.run(scenario())
+
+
+def test_server_that_draws_with_a_grammar_leaves_with_drafts_under_way(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)], session=OFF) as box:
+            expected = await box.tokens(2 * FORCED, grammar=RECORDS, **GUIDED)
+        async with boxes(llama_dir, THIRDS) as box, asyncio.TaskGroup() as tasks:
+            with passes() as yielded:
+                generation, tokens = box.generate(2 * FORCED, grammar=RECORDS, **GUIDED), []
+                async for token in generation:
+                    tokens.append(token.token_id)
+                    if len(tokens) == 7:
+                        leaver = generation.trace()["hops"][2]["peer_id"]
+                        tasks.create_task(box.servers[leaver].drain(within_s=30))
+            assert tokens == expected
+            assert len(yielded) < len(expected)
+            (replay,) = generation.trace()["replays"]
+            assert replay["was_handed_over"]
+
+    virtual_time.run(scenario(), compute_s=slow_pass)
+
+
+def test_answers_with_grammars_in_one_batch_are_those_without_drafts(boxes: Any, llama_dir: Path) -> None:
+    seeds = range(4)
+
+    async def scenario() -> None:
+        answers = []
+        for session in (OFF, SessionOptions()):
+            async with boxes(llama_dir, [(0, 3), (3, 6)], session=session) as box:
+                asked = [box.tokens(2 * FORCED, grammar=RECORDS, temperature=1.0, seed=seed) for seed in seeds]
+                asked.append(box.tokens(NUM_TOKENS))
+                with passes() as yielded:
+                    answers.append(await asyncio.gather(*asked))
+        assert answers[0] == answers[1]
+        assert len(yielded) < 0.9 * sum(map(len, answers[1]))
+
+    virtual_time.run(scenario(), compute_s=slow_pass)
+
+
+def test_answer_with_a_slow_grammar_does_not_wait_for_drafts(boxes: Any, llama_dir: Path) -> None:
+    def slow_mask(function: Callable[..., object]) -> float:
+        return 0.05 if "GrammarProcess" in getattr(function, "__qualname__", "") else 0.0
 
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 3), (3, 6)], session=OFF) as box:
-            expected = await box.tokens(NUM_TOKENS, grammar=grammar)
+            expected = await box.tokens(FORCED, grammar=RECORDS)
         async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
-            with (
-                guesses(expected, len(prompt)) as yielded,
-                patch.object(ServerSession, "draft_from", autospec=True, side_effect=ServerSession.draft_from) as took,
-                patch.object(SessionMessages, "has_grammar", False) if sends_text else nullcontext(),
-            ):
-                assert await box.tokens(NUM_TOKENS, grammar=grammar) == expected
-        assert took.call_count == sends_text
-        assert not yielded
+            with passes() as yielded:
+                assert await box.tokens(FORCED, grammar=RECORDS) == expected
+            assert set(yielded) == {1}
 
-    virtual_time.run(scenario(), compute_s=slow_step)
+    virtual_time.run(scenario(), compute_s=slow_mask)
+
+
+def test_answer_fails_at_the_end_token_that_its_grammar_forces_as_text(boxes: Any, llama_dir: Path) -> None:
+    """Drafts go up to there, and the answer comes as far as without them."""
+    grammar = Grammar(kind="lark", text='start: /[a-z]{4}0123456789"/')
+
+    async def collect(box: Any, tokens: list[int]) -> None:
+        async for token in box.generate(FORCED, grammar=grammar):
+            tokens.append(token.token_id)
+
+    async def scenario() -> None:
+        answers = list[list[int]]()
+        for session in (OFF, SessionOptions()):
+            async with boxes(llama_dir, [(0, 3), (3, 6)], session=session) as box:
+                answers.append([])
+                with passes() as yielded, pytest.raises(ConfigError, match="end token stands in the way"):
+                    await collect(box, answers[-1])
+        assert answers[0] == answers[1]
+        assert len(answers[0]) == 14
+        assert max(yielded) >= 4
+
+    virtual_time.run(scenario())
 
 
 PHASES = [("serve/decode", nth) for nth in range(4, 13)] + [("serve/reply", 9), ("serve/reply", 11), ("serve/push", 8)]

@@ -204,6 +204,7 @@ def publish(flags: Flags) -> int:
     if out is not None:
         _check_copy(out, model)
     identity, home = signing_identity(flags), Home(flags.home())
+    say_loading(emitter)
     diagnostics.begin_work()
     directory, origin = (model, "") if isinstance(model, Path) else _downloaded(model, home, emitter)
     publish_directory(directory, name, identity, origin=origin, emitter=emitter, copy=out)
@@ -218,7 +219,6 @@ def publish_directory(
     The copy at `copy` is written first: if that fails, the manifest beside the model stays unchanged. A manifest that
     already says the same is kept. Raises ConfigError, IntegrityError.
     """
-    # torch and transformers take seconds to import, so they are imported late
     from swarm.serving.manifest.publishing import publish as signed  # noqa: PLC0415
     from swarm.serving.model.model_files import keep_beside, manifest_beside  # noqa: PLC0415
 
@@ -286,7 +286,8 @@ def _check_copy(out: Path, model: Path | HubId) -> None:
 
 def verify(flags: Flags) -> int:
     directory, given, emitter = _directory(flags), flags.resolve().manifest, Emitter(json=flags.json)
-    from swarm.serving.model.model_files import load_manifest, manifest_beside  # noqa: PLC0415 - torch, for seconds
+    say_loading(emitter)
+    from swarm.serving.model.model_files import load_manifest, manifest_beside  # noqa: PLC0415
 
     published = load_manifest(given) if given else manifest_beside(directory)
     if published is None:

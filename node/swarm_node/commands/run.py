@@ -136,6 +136,7 @@ def export(flags: Flags) -> int:
 
         publication_name(name, "--publish")
     publisher, emitter = signing_identity(flags) if name else None, Emitter(json=flags.json)
+    say_loading(emitter)
     from swarm_node.commands.run_export import export_run  # noqa: PLC0415
 
     return export_run(which, outer_step, out, config, emitter, name=name, publisher=publisher, checkpoints=checkpoints)

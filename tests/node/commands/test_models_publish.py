@@ -19,7 +19,9 @@ from swarm_protocol.identity import Identity
 def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
     capsys.readouterr()
     code = cli.run(["models", *map(str, arguments)])
-    return code, capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith(("loading torch", "error: ")), "a command that takes seconds says so"
+    return code, err
 
 
 @pytest.fixture

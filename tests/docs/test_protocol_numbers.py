@@ -17,6 +17,7 @@ from swarm.network.libp2p import (
     stream_server,
 )
 from swarm.network.relay import relay, relay_access, reservations
+from swarm.serving import peer_shares
 from swarm.serving.evidence import server_convictions
 from swarm.serving.server import connection_server, forward_server, push_connections, session_queues
 from swarm.serving.session import pipeline, session_state
@@ -106,6 +107,7 @@ SAID = [
     ("records.md", f"{announcer.MAX_LIVES} times as long after {announcer.MAX_LIVES * announcer.SETTLING_S / 60:.0f}"),
     ("records.md", f"of a signer {record_storage.MAX_KEYS_PER_SIGNER} keys, in all {record_storage.MAX_KEYS:,} keys"),
     ("records.md", f"and {record_storage.MAX_BYTES // MIB} MiB"),
+    ("sessions.md", f"until it is admitted, for {peer_shares.WAIT_S:.0f} s at most"),
     ("sessions.md", f"At most {session_queues.MAX_INBOX} steps wait"),
     ("sessions.md", f"After {push_connections.MAX_REFUSED} refusals"),
     ("sessions.md", f"held back for {session_queues.REPORT_S} s"),

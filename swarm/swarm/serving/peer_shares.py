@@ -9,11 +9,16 @@ from typing import Protocol, TypeVar
 
 from swarm_protocol.errors import PeerRefused
 
+from swarm.newest_items import NewestItems
+
 RETRY_AFTER_S = 5.0
 """A typical answer takes some seconds. Then its pages are free."""
 
 WAIT_S = 2 * RETRY_AFTER_S
 """Time for which a refused client counts as waiting: until it has asked again, and some more."""
+
+MAX_WAITING = 1024
+"""Maximum peers that are remembered as waiting: the last ones."""
 
 
 class Held(Protocol):
@@ -39,11 +44,15 @@ H = TypeVar("H", bound=Held)
 class PeerShares:
     """Shares `max_sequences` and `num_pages` of a server among the peers that ask for sessions.
 
-    A peer that is alone may take everything. While another peer has a session, or was recently refused for lack of
-    room, a peer may open no session beyond half of the sessions or half of the pages, except that each may have one
-    session of any size that fits. Answers take seconds, so room is soon free. But an answer may grow for minutes: while
-    another peer waits, no session grows if its peer then holds over half. And a peer may keep sessions open on purpose:
-    where another one needs room, `evictable` names those to end.
+    A peer may take all room that no other peer asks for. While another peer waits, a peer opens no session beyond its
+    equal share: the sessions and the pages, each divided by the number of peers that hold some. All that wait and hold
+    nothing count as one more, so that peers which only ask, however many, cost the others no more than one does. Each
+    peer may have one session of any size that fits. A peer waits from when it was refused for lack of room within its
+    share until it is admitted, for WAIT_S at most. So what is freed goes to those that wait.
+
+    No session is ended or kept from growing for the equal share. Answers take seconds, so room is soon free. But an
+    answer may grow for minutes: while another peer waits, no session grows if its peer then holds over half. And a peer
+    may keep sessions open on purpose: where another one needs room, `evictable` names those to end.
     A peer is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
     """
 
@@ -64,8 +73,7 @@ class PeerShares:
         self._evict_idle_s, self._evict_old_s = evict_idle_s, evict_old_s
         self._what = what
         self._lacks_room = lacks_room
-        self._waiting = ""
-        self._waits_until_s = 0.0
+        self._waits_until_s = NewestItems[str, float](MAX_WAITING)
 
     def check(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> None:
         """Check that the client may have another sequence of `num_pages` beside those `held`. Does not check for free
@@ -74,9 +82,8 @@ class PeerShares:
         Raises PeerRefused.
         """
         self.check_size(num_pages)
-        num_own = sum(sequence.client == client for sequence in held)
-        is_over_half = self.is_over_half(client, num_pages, held, num_more=1)
-        if num_own and is_over_half and (num_own < len(held) or self._others_wait(client, now_s)):
+        if self._others_wait(client, now_s) and self._is_beyond_share(client, num_pages, held, 1, now_s):
+            num_own = sum(sequence.client == client for sequence in held)
             raise PeerRefused(
                 f"other peers are waiting, and your {num_own} {self._what} already use the share of one peer",
                 remedy="ask another server, or later",
@@ -84,12 +91,14 @@ class PeerShares:
                 lacks_room=self._lacks_room,
             )
 
-    def is_over_half(self, client: str, num_pages: int, held: Collection[Held], *, num_more: int = 0) -> bool:
-        """Return whether the client has over half of the sequences or pages, with `num_pages` and `num_more` sequences
-        beside those `held`."""
+    def exceeds(
+        self, client: str, num_pages: int, held: Collection[Held], *, num_more: int = 0, num_peers: int = 2
+    ) -> bool:
+        """Return whether the client has over a share of `num_peers` in the sequences or pages, with `num_pages` and
+        `num_more` sequences beside those `held`."""
         own = [sequence for sequence in held if sequence.client == client]
         wanted = num_pages + sum(sequence.num_pages for sequence in own)
-        return 2 * (len(own) + num_more) > self.max_sequences or 2 * wanted > self._num_pages
+        return num_peers * (len(own) + num_more) > self.max_sequences or num_peers * wanted > self._num_pages
 
     def check_size(self, num_pages: int) -> None:
         """Raise PeerRefused for a sequence that would have no room here even if it was alone."""
@@ -127,7 +136,7 @@ class PeerShares:
     ) -> PeerRefused:
         """Return the refusal for a client for which there is no room now, and call `wait`. It wants `num_pages`, and
         `num_more` sequences beside those `held`."""
-        self.wait(client, held, now_s=now_s)
+        self.wait(client, num_pages, held, num_more=num_more, now_s=now_s)
         pages = f"{num_pages} more page{'' if num_pages == 1 else 's'}"
         are_all_open = len(held) + num_more > self.max_sequences
         why = f"all {self.max_sequences} sessions are open" if are_all_open else f"its cache has no room for {pages}"
@@ -138,10 +147,14 @@ class PeerShares:
             lacks_room=True,
         )
 
-    def wait(self, client: str, held: Collection[Held], *, now_s: float) -> None:
-        """Note that a client was refused for lack of room. If it holds nothing, it counts as waiting."""
-        if all(sequence.client != client for sequence in held):
-            self._waiting, self._waits_until_s = client, now_s + WAIT_S
+    def wait(self, client: str, num_pages: int, held: Collection[Held], *, num_more: int, now_s: float) -> None:
+        """Note that a client was refused for lack of room. Within its share, it counts as waiting."""
+        if not self._is_beyond_share(client, num_pages, held, num_more, now_s):
+            self._waits_until_s[client] = now_s + WAIT_S
+
+    def admitted(self, client: str) -> None:
+        """Note that a client was given what it asked for, so that it waits no more."""
+        self._waits_until_s.pop(client, None)
 
     def evictable(self, client: str, num_pages: int, held: Collection[H], *, now_s: float) -> Iterator[H]:
         """Yield the sequences to end for a client that needs `num_pages` more: those of others that have been idle for
@@ -151,16 +164,26 @@ class PeerShares:
         idle = [each for each in others if each.is_idle and now_s - each.idle_since_s >= self._evict_idle_s]
         yield from sorted(idle, key=lambda sequence: sequence.idle_since_s)
         left = dict.fromkeys(each for each in held if each not in idle)
-        if self.is_over_half(client, num_pages, left):
+        if self.exceeds(client, num_pages, left):
             return
         for sequence in others:
             if (
                 sequence in left
                 and now_s - sequence.since_s >= self._evict_old_s
-                and self.is_over_half(sequence.client, 0, left)
+                and self.exceeds(sequence.client, 0, left)
             ):
                 del left[sequence]
                 yield sequence
 
+    def _is_beyond_share(
+        self, client: str, num_pages: int, held: Collection[Held], num_more: int, now_s: float
+    ) -> bool:
+        peers = {sequence.client for sequence in held}
+        num_peers = len(peers) + any(peer not in peers for peer in self._others_waiting(client, now_s))
+        return client in peers and self.exceeds(client, num_pages, held, num_more=num_more, num_peers=num_peers)
+
     def _others_wait(self, client: str, now_s: float) -> bool:
-        return self._waiting != client and now_s < self._waits_until_s
+        return any(self._others_waiting(client, now_s))
+
+    def _others_waiting(self, client: str, now_s: float) -> list[str]:
+        return [peer for peer, until_s in self._waits_until_s.items() if peer != client and now_s < until_s]

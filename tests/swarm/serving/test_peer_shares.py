@@ -1,4 +1,5 @@
-"""Peers share a server's sequences and pages: a peer alone may take all, and half while others ask."""
+"""Peers share a server's sequences and pages: a peer may take all that no other asks for, and its equal share while
+others wait."""
 
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ class Server:
         if len(self.held) >= 8 or num_pages + sum(sequence.num_pages for sequence in self.held) > ROOM:
             raise self.shares.refused(client, num_pages, self.held, now_s=self.now_s, num_more=1)
         self.held.append(Sequence(client, num_pages))
+        self.shares.admitted(client)
 
     def refuses(self, client: str, num_pages: int = 1) -> None:
         with pytest.raises(PeerRefused) as refused:
@@ -47,32 +49,89 @@ def test_shares_let_a_peer_take_all_when_it_is_alone() -> None:
     server.refuses("a")
 
 
-def test_shares_give_a_peer_half_of_the_sequences_when_another_asks() -> None:
+def test_shares_let_a_peer_take_what_no_other_asks_for() -> None:
+    """A gateway has many users, and one visitor with one session must not cost them half of the server."""
     server = Server()
     server.open("b")
-    for _ in range(4):
+    for _ in range(7):
         server.open("a")
-    server.refuses("a")
-    for _ in range(3):
-        server.open("b")
     with pytest.raises(PeerRefused, match="the server is full: all 8 sessions are open"):
-        server.open("c")
+        server.open("a")
 
 
-def test_shares_give_a_peer_half_of_the_pages_or_one_sequence_of_any_size_when_another_asks() -> None:
+def test_shares_give_a_freed_place_to_a_peer_that_waits() -> None:
     server = Server()
-    server.open("b", 10)
-    server.open("a", 30)
-    server.refuses("a", 21)
-    server.open("a", 20)
-    server.refuses("a", 1)
-    server.close_one("b")
-    server.open("c", 50)
+    for _ in range(8):
+        server.open("a")
+    for number, peer in enumerate(("b", "c", "d")):
+        server.refuses(peer)
+        server.close_one("a")
+        with pytest.raises(PeerRefused, match=f"your {7 - number} sessions already use the share of one peer"):
+            server.open("a")
+        server.open(peer)
+    assert [sequence.client for sequence in server.held] == [*"aaaaabcd"]
+    server.refuses("b")  # it has less than a quarter, so it waits
+    server.close_one("a")
+    server.refuses("a")
+    server.open("b")
+    server.refuses("b")  # it has a quarter, so nobody waits
     server.close_one("c")
+    server.open("a")
+
+
+def test_shares_are_equal_while_two_peers_want_everything() -> None:
+    server = Server()
+    for _ in range(8):
+        server.open("a")
+    for _ in range(4):
+        server.refuses("b")
+        server.close_one("a")
+        server.refuses("a")
+        server.open("b")
+    for peer in "abab":  # each has its half: whoever asks first gets what is freed
+        server.refuses(peer)
+        server.close_one(peer)
+        server.open(peer)
+
+
+def test_shares_admit_each_of_many_peers_though_two_others_hold_half_each() -> None:
+    server = Server()
+    for peer in "aaaabbbb":
+        server.open(peer)
+    for number in range(6):
+        server.refuses(f"c{number}")
+    for number in range(6):
+        server.close_one("ab"[number % 2])
+        server.refuses("a")
+        server.refuses("b")
+        server.open(f"c{number}")
+
+
+def test_shares_leave_a_peer_half_however_many_others_only_ask() -> None:
+    """They ask for more than is free, again and again, and hold nothing."""
+    server = Server()
+    for _ in range(8):
+        server.open("a", 2)
+    for number in range(100):
+        server.refuses(f"b{number}", 99)
+    for _ in range(4):
+        server.close_one("a")
+        server.refuses("a", 2)
     server.close_one("a")
+    server.open("a", 2)
+
+
+def test_shares_give_a_peer_an_equal_part_of_the_pages_or_one_sequence_of_any_size_while_another_waits() -> None:
+    server = Server()
+    server.open("a", 60)
+    server.open("a", 20)
+    server.refuses("b", 30)
+    server.refuses("a", 1)
+    server.open("c", 20)
     server.close_one("a")
-    server.open("c", 1)
-    server.open("a", 99)
+    server.refuses("a", 14)  # a third for each peer that has sessions, and one for those that wait
+    server.open("a", 13)
+    server.open("b", 47)
 
 
 def test_shares_let_a_session_grow_beyond_half_of_the_pages_unless_another_peer_waits() -> None:
@@ -99,8 +158,11 @@ def test_shares_admit_a_refused_peer_first_when_room_is_freed() -> None:
     server.refuses("a")
     server.open("b")
     server.close_one("b")
-    server.now_s += WAIT_S
     server.open("a")  # no peer waits any more
+    server.refuses("b")
+    server.now_s += WAIT_S
+    server.close_one("a")
+    server.open("a")  # nor this one, which has not asked again
 
 
 def test_shares_do_not_limit_a_peer_for_its_own_refusals() -> None:

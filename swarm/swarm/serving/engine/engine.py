@@ -209,6 +209,7 @@ class Engine:
             raise self._shares.refused(
                 client, num_pages, self._sequences, now_s=now_s, num_more=1, retry_after_s=retry_after_s
             )
+        self._shares.admitted(client)
         return page_table
 
     def extend(self, sequence: EngineSequence, num_pages: int) -> None:

@@ -232,7 +232,7 @@ class GrammarPool:
             return None
         for other in self._shares.evictable(client, 0, held, now_s=now_s):
             return other
-        self._shares.wait(client, held, now_s=now_s)
+        self._shares.wait(client, 0, held, num_more=1, now_s=now_s)
         raise _too_many()
 
     def open(self, grammar: Grammar, sequence: Held) -> SessionGrammar:
@@ -247,6 +247,7 @@ class GrammarPool:
                 raise _too_many()
         state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open)
         self._open[state] = sequence
+        self._shares.admitted(sequence.client)
         return state
 
     def close(self) -> None:

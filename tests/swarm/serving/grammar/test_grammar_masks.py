@@ -417,7 +417,7 @@ def test_sessions_with_grammars_make_room_for_another_peer(tokenizer: Path) -> N
         for _ in range(MAX_GRAMMARS // 2 - 2):
             Sequence(grammars, "modest")
         assert [each.is_evicted for each in busy] == [True] * 14 + [False] * 16
-        with pytest.raises(PeerRefused, match="your 16 sessions with grammars already use the share"):
+        with pytest.raises(PeerRefused, match="already has 32 sessions with grammars"):
             Sequence(grammars, "modest")
         with pytest.raises(PeerRefused, match="already has 32"):
             Sequence(grammars, "another")  # nobody has more than half now

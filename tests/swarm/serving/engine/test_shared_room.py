@@ -1,0 +1,103 @@
+"""Peers that want more sessions than a server has, in virtual time: who waits for how long.
+
+Users of a peer ask as the sessions of one client do: together, again when the server said so, and at once when a
+session of their own has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from statistics import median
+
+import pytest
+from support.arithmetic_span import Sums, with_engine
+from swarm.serving.engine.engine import Engine
+from swarm.serving.peer_shares import RETRY_AFTER_S
+from swarm_protocol.errors import PeerRefused
+
+NUM_SESSIONS = 16
+POLL_S = 0.5
+LASTS_S = 300.0
+
+
+@dataclass
+class Peer:
+    """One peer with `num_users`, each of which asks again `pause_s` after an answer. `waits_s` are the times from a
+    request to its session."""
+
+    name: str
+    num_users: int
+    pause_s: float = 0.0
+    num_refused: int = 0
+    waits_s: list[float] = field(default_factory=list)
+    asks_at_s: float = 0.0
+
+    async def ask(self, engine: Engine, chance: random.Random) -> None:
+        clock = asyncio.get_running_loop().time
+        await asyncio.sleep(chance.uniform(0, self.pause_s + POLL_S))
+        while True:
+            since_s = clock()
+            while (session := self._open(engine, clock())) is None:
+                await asyncio.sleep(POLL_S)
+            self.waits_s.append(clock() - since_s)
+            await asyncio.sleep(chance.uniform(2, 9))
+            assert session.end_error is None, "no session that was admitted is ended"
+            session.close()
+            self.asks_at_s = 0.0
+            await asyncio.sleep(chance.uniform(0.5, 1.5) * self.pause_s)
+
+    def _open(self, engine: Engine, now_s: float) -> object:
+        if now_s < self.asks_at_s:
+            return None
+        try:
+            return engine.open(client=self.name, start=0, end=4, max_tokens=16)
+        except PeerRefused as refused:
+            self.num_refused += 1
+            self.asks_at_s = now_s + refused.retry_after_s
+            return None
+
+
+def served(*peers: Peer) -> None:
+    """Let the peers ask one server."""
+
+    async def work(engine: Engine, _span: Sums) -> None:
+        chance = random.Random(1)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LASTS_S), asyncio.TaskGroup() as tasks:
+                for peer in peers:
+                    for _ in range(peer.num_users):
+                        tasks.create_task(peer.ask(engine, chance))
+        for session in list(engine._sequences):
+            session.close()
+
+    with_engine(work, max_sessions=NUM_SESSIONS)
+
+
+def waits_s(peers: Sequence[Peer]) -> list[float]:
+    return [wait_s for peer in peers for wait_s in peer.waits_s]
+
+
+def test_peer_that_is_alone_is_never_refused_up_to_all_sessions() -> None:
+    alone = Peer("a", NUM_SESSIONS)
+    served(alone)
+    assert (alone.num_refused, max(alone.waits_s)) == (0, 0)
+
+
+def test_gateway_takes_all_that_a_visitor_leaves() -> None:
+    gateway, visitor = Peer("gateway", NUM_SESSIONS - 1), Peer("visitor", 1)
+    served(gateway, visitor)
+    assert max(waits_s([gateway, visitor])) == 0
+
+
+@pytest.mark.parametrize("num_others", [4, 15])
+def test_each_of_many_peers_is_served_beside_two_that_want_everything(num_others: int) -> None:
+    greedy = [Peer(f"greedy {number}", 3 * NUM_SESSIONS) for number in range(2)]
+    others = [Peer(f"other {number}", 1, pause_s=10.0) for number in range(num_others)]
+    served(*greedy, *others)
+    assert min(len(other.waits_s) for other in others) > 10
+    assert median(waits_s(others)) <= RETRY_AFTER_S
+    assert max(waits_s(others)) <= 2 * RETRY_AFTER_S

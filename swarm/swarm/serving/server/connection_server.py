@@ -36,7 +36,6 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, Network, Stream
-from swarm.newest_items import NewestItems
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.server.deployment import Deployment, ServerOptions
 from swarm.serving.server.handover import hand_over, take_over
@@ -61,6 +60,7 @@ SIGN_S = 10.0
 """Seconds for which the server signs an answer whose session it has ended: its client may be closing it already."""
 
 MAX_ENDED = 64
+"""Maximum ended sessions of all peers whose answers may still be signed."""
 
 SWEEP_S = 1.0
 
@@ -114,7 +114,7 @@ class ConnectionServer:
         self._grammars = grammars
         self._on_changed = on_changed
         self._states: set[_ConnectionState] = set()
-        self._ended = NewestItems[tuple[str, bytes], tuple[float, Callable[..., Commitment]]](MAX_ENDED)
+        self._ended: dict[tuple[str, bytes], tuple[float, Callable[..., Commitment]]] = {}
 
     @property
     def num_connections(self) -> int:
@@ -272,10 +272,17 @@ class ConnectionServer:
             key = connection.peer_id, wanted.sequence_id
             session = self.sessions.pop(key)
             if session.was_ended:
-                self._ended[key] = asyncio.get_running_loop().time(), session.signed
+                self._remember(key, session.signed)
             self._on_changed()
 
         return ServerSession(connection, wanted, sequence, deployed, self._services, sampler=sampler, on_closed=closed)
+
+    def _remember(self, key: tuple[str, bytes], signed: Callable[..., Commitment]) -> None:
+        """Keep what signs the answer of an ended session. Beyond MAX_ENDED, the peer with the most loses its oldest."""
+        self._ended[key] = asyncio.get_running_loop().time(), signed
+        if len(self._ended) > MAX_ENDED:
+            num_by_peer = Counter(peer_id for peer_id, _ in self._ended)
+            del self._ended[max(self._ended, key=lambda key: num_by_peer[key[0]])]
 
     async def _prepare(self, session: ServerSession, wanted: OpenSequence) -> None:
         """Get what the session needs before its first step: its grammar, or the cache of another server. Raises

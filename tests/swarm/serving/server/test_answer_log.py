@@ -11,7 +11,7 @@ from support.arithmetic_span import NUM_BLOCKS, REVISION, prompt_of
 from support.served_chain import COLUMNS, Talk, World, hidden_rows, token_rows, with_servers
 from swarm.serving.checking.span_commitment import signed_by
 from swarm.serving.model.kv_pool import PAGE_TOKENS
-from swarm.serving.server.connection_server import SIGN_S, SWEEP_S
+from swarm.serving.server.connection_server import MAX_ENDED, SIGN_S, SWEEP_S
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.rows import Rows
@@ -78,6 +78,26 @@ def test_server_signs_an_answer_for_some_seconds_after_it_has_ended_the_session(
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await signed(world, talk, number)
+
+    with_servers(work)
+
+
+def test_ended_sessions_of_a_stranger_displace_those_of_no_other_peer() -> None:
+    async def work(world: World) -> None:
+        talk, stranger = await world.talk(), await world.talk(client=world.internet.network())
+        sessions = world.servers[0].connections.sessions
+
+        async def end(talk: Talk, number: int) -> None:
+            await talk.open(number, max_tokens=PAGE_TOKENS)
+            await talk.step(token_rows(*TRUE), 0, number)
+            next(iter(sessions.values())).end(PeerRefused("the server is leaving"))
+            await talk.next(SequenceEnded)
+
+        await end(talk, 1)
+        for number in range(MAX_ENDED + 1):
+            await end(stranger, number)
+        assert (await signed(world, talk, 1)).inputs_to == PAGE_TOKENS
+        assert (await signed(world, stranger, MAX_ENDED)).inputs_to == PAGE_TOKENS
 
     with_servers(work)
 

@@ -70,7 +70,9 @@ class VolunteerRole(NodeRole):
             self._model_name = model_name(config.model)
             check_served(config.model, Home(config.home), config.blocks)
             if isinstance(config.model, Path):
-                check_weights(open_model(config.model, self._published))
+                files = open_model(config.model, self._published)
+                files.small_files()  # which clients must be able to use
+                check_weights(files)
 
     def relay(self, config: Config) -> RelayUse:
         return config.relay

@@ -116,6 +116,9 @@ def test_models_check_says_that_there_is_no_tokenizer_and_names_a_damaged_one(
     [
         ('{"do_sample": true, "temperature": 9}', "temperature is 9"),
         ('{"do_sample": true, "top_k": -5}', "top_k is -5"),
+        ('{"eos_token_id": "x"}', "eos_token_id is 'x', not a whole number in "),
+        ('{"eos_token_id": [1, null]}', "eos_token_id is None, not a whole number in "),
+        (json.dumps({"eos_token_id": [1] * 65}), "eos_token_id has 65 tokens, more than 64"),
         ("[]", "it is not an object"),
     ],
 )
@@ -237,3 +240,13 @@ def test_join_with_a_missing_or_truncated_weight_file_is_refused_by_its_name_bef
     shard = max(story.glob("*.safetensors"))
     spoil(shard)
     assert reason.format(shard=shard.name) in refused_join(capsys, monkeypatch, story)
+
+
+def test_join_with_end_tokens_that_no_client_takes_is_refused_before_it_connects(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+    story = tmp_path / "story"
+    LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1)).save_pretrained(story)
+    (story / "generation_config.json").write_text('{"eos_token_id": "x"}')
+    assert "generation_config.json: eos_token_id is 'x'" in refused_join(capsys, monkeypatch, story)

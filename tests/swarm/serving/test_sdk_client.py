@@ -1156,6 +1156,7 @@ def test_unknown_keyword_of_generate_is_named_with_the_nearest_known_one() -> No
         ({"temperature": "x"}, "temperature is 'x'; use a number"),
         ({"temperature": 3}, "temperature is 3; use 0 to 2"),
         ({"top_k": 1.5}, "top_k is 1.5; use a whole number"),
+        ({"top_k": 2**40}, "top_k is 1099511627776; use 0 for no limit, or a number up to 1048576"),
         ({"stop": 7}, "stop is 7; use a string"),
         ({"num_logprobs": 21}, "num_logprobs is 21; use 0 to 20"),
         ({"timeout_s": 0}, "timeout_s is 0; use a number of seconds above 0"),

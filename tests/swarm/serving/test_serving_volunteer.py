@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
-from unittest.mock import AsyncMock, patch
+from unittest.mock import AsyncMock, MagicMock, patch
 
 import pytest
 from support.loaded_spans import sharing_load
@@ -223,6 +224,25 @@ def test_volunteer_leaves_nothing_behind_when_its_blocks_cannot_be_downloaded(ll
             assert not place.spans()
 
     virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("options", [{"span": (2, 4)}, {"max_blocks": 2}])
+def test_volunteer_refuses_files_that_no_client_takes_before_it_downloads_weights(
+    llama_dir: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    directory, bring = tmp_path / "tiny", MagicMock()
+    shutil.copytree(llama_dir, directory)
+    (directory / "generation_config.json").write_text('{"eos_token_id": "x"}')
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            place = await town(stack, directory, 1, fetch_blocks=bring, **options)
+            with pytest.raises(IntegrityError, match="eos_token_id is 'x'"):
+                await place.placers[0].start()
+            assert not place.spans()
+
+    virtual_time.run(scenario())
+    bring.assert_not_called()
 
 
 def test_volunteer_serves_the_given_blocks(llama_dir: Path) -> None:

@@ -24,7 +24,7 @@ from swarm.serving.model.formats import format_of
 from swarm.serving.model.formats.format import CheckpointFormat, group, num_values
 from swarm.serving.model.safetensors_reader import read_header
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES, check_counts, context_tokens
-from swarm.serving.sampling.sampling import checked_options, written_options
+from swarm.serving.sampling.sampling import checked_end_ids, checked_options, written_options
 from swarm.threads import BUILDING
 from swarm.whole_files import write_whole
 
@@ -127,8 +127,9 @@ class ModelFiles:
     def small_files(self) -> dict[str, bytes]:
         """Read the existing files of SMALL_FILES.
 
-        Raises ConfigError for one that is too large, IntegrityError for a JSON file that is none, or default sampling
-        options that no request could have: with half a tokenizer, or these, every request would fail at the client.
+        Raises ConfigError for one that is too large, IntegrityError for a JSON file that is none, and for end tokens
+        or default sampling options that no request could have: with half a tokenizer, or these, every request would
+        fail at the client.
         """
         found = {name: self.directory / name for name in SMALL_FILES if (self.directory / name).is_file()}
         for name, path in found.items():
@@ -155,6 +156,7 @@ def _read_small(path: Path) -> bytes:
 def _check_options(directory: Path, generation: Any) -> None:
     try:
         checked_options(written_options(generation))
+        checked_end_ids(generation.get("eos_token_id"), f"{GENERATION}: eos_token_id")
     except (ValueError, TypeError) as error:
         raise IntegrityError(
             f"clients refuse the model in {directory}: {one_line(error)}", remedy="correct that file"

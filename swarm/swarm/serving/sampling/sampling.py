@@ -23,6 +23,7 @@ MAX_TEMPERATURE = 2.0
 MAX_STOPS = 32
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKENS = 64
+MAX_END_IDS = 64
 
 OWN_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling options of which a model may have its own defaults, in its generation_config.json."""
@@ -34,7 +35,7 @@ _SMALLEST = math.ulp(0.0)
 _BOUNDS: Mapping[str, tuple[type[Integral | Real], float, float, str]] = {
     "temperature": (Real, 0, MAX_TEMPERATURE, f"use 0 to {MAX_TEMPERATURE:g}"),
     "top_p": (Real, _SMALLEST, 1, "use a number above 0 and up to 1"),
-    "top_k": (Integral, 0, math.inf, "use 0 for no limit, or a positive number"),
+    "top_k": (Integral, 0, limits.MAX_VOCAB, f"use 0 for no limit, or a number up to {limits.MAX_VOCAB}"),
     "min_p": (Real, 0, 1, "use 0 to 1"),
     "seed": (Integral, -(2**63) + 1, 2**63 - 1, "use a 64-bit number"),
     "presence_penalty": (Real, -limits.MAX_PENALTY, limits.MAX_PENALTY, _PENALTY),
@@ -161,6 +162,17 @@ def checked_options(written: Mapping[str, Any]) -> Mapping[str, float]:
     except (ConfigError, ValueError) as error:
         raise ValueError(f"generation_config.json: {error}") from None
     return MappingProxyType(given)
+
+
+def checked_end_ids(ends: Any, name: str) -> list[int]:
+    """Return the end tokens of a config: none, one, or a list. Some models name some beyond their vocabulary.
+
+    Raises ValueError, which names `name`, for a value that no client takes.
+    """
+    ids = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if len(ids) > MAX_END_IDS:
+        raise ValueError(f"{name} has {len(ids)} tokens, more than {MAX_END_IDS}")
+    return [check_int(each, name, low=-(2**31), high=2**31) for each in ids]
 
 
 def _are_ids(values: Collection[int]) -> bool:

@@ -100,6 +100,8 @@ class SpanPlacer:
         """Decide, load and serve. Raises ConfigError or IntegrityError, and then leaves nothing behind."""
         options, capability = self._options, None
         try:
+            files = await asyncio.to_thread(open_model, self._model_dir)
+            await asyncio.to_thread(files.small_files)  # checked before the weights, which take minutes
             if options.span is None:
                 capability = await in_own_thread(measure_capability, self._model_dir, self._network.peer_id, options)
                 decision = await self._decide(capability)
@@ -120,7 +122,7 @@ class SpanPlacer:
                 options=await asyncio.to_thread(options_for, num_blocks, self._model_dir, capability, options),
             )
             server.announcer.is_relayed = options.is_relayed()
-            self._hidden_size = open_model(self._model_dir).hidden_size
+            self._hidden_size = files.hidden_size
             server.announcer.send_ms = NUM_COPIES * hidden_ms(self._hidden_size, options.up_bytes_per_s)
             await server.start()
         except BaseException:

@@ -28,7 +28,7 @@ from swarm_protocol.serving_messages import FILES_METHOD, FilesRequest, FilesRes
 from swarm.child_process import ChildFailure, ChildProcess
 from swarm.network.interface import Network
 from swarm.serving.model.shape import SMALL_FILES, ModelShape
-from swarm.serving.sampling.sampling import checked_options
+from swarm.serving.sampling.sampling import checked_end_ids, checked_options
 from swarm.serving.tokenizer.token_table import TokenTable, table_from_json
 from swarm.temporary_folder import make_folder
 
@@ -39,7 +39,6 @@ TURN_S = 90.0
 """Time limit of a request, which waits for those before it: for one that is killed at its limits, and the start of the
 next process."""
 
-MAX_END_IDS = 64
 
 Message = Mapping[str, Any]
 NOTHING: Message = {}
@@ -321,7 +320,9 @@ def assets_of(model: str, revision: str, reply: Any, queue: TokenizerQueue) -> M
             ),
             context_tokens=check_int(reply["context_tokens"], "context_tokens", low=1, high=limits.MAX_SESSION_TOKENS),
             # some models name end tokens beyond their vocabulary, which never occur
-            end_ids=frozenset(i for i in _end_ids(reply["end_ids"]) if 0 <= i < reply["vocab_size"]),
+            end_ids=frozenset(
+                each for each in checked_end_ids(reply["end_ids"], "eos_token_id") if 0 <= each < reply["vocab_size"]
+            ),
             sampling=checked_options(reply["sampling"]),
             table=None if reply["table"] is None else table_from_json(reply["table"]),
             has_chat_template=reply["has_chat_template"] is True,
@@ -347,9 +348,3 @@ async def fetch_files(network: Network, model: str, revision: str, peer_id: str)
     if response.revision != revision:
         raise PeerError(f"the server has another revision of {model}", peer_id=peer_id)
     return {name: payload for name, payload in response.files.items() if name in SMALL_FILES}
-
-
-def _end_ids(reply: Any) -> list[int]:
-    if len(reply) > MAX_END_IDS:
-        raise ValueError(f"there are {len(reply)} end tokens, more than {MAX_END_IDS}")
-    return [check_int(token_id, "end token", low=-(2**31), high=2**31) for token_id in reply]

@@ -32,7 +32,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from swarm.child_process import OUT_OF_MEMORY
 from swarm.heap import uncollected
 from swarm.serving.model.shape import SMALL_FILES, check_counts, context_tokens
-from swarm.serving.sampling.sampling import written_options
+from swarm.serving.sampling.sampling import checked_end_ids, written_options
 from swarm.serving.tokenizer.token_table import (
     MAX_TABLE_BYTES,
     MAX_TABLE_TOKENS,
@@ -304,13 +304,11 @@ def _without_paths(settings: bytes) -> bytes:
 
 def _end_ids(generation: Mapping[str, Any], config: Any, tokenizer: Any) -> list[int]:
     """Return the end tokens of the generation config, else the config, else the tokenizer, as transformers' generate
-    chooses them."""
+    chooses them. Raises ValueError."""
     ends = generation.get("eos_token_id", getattr(config, "eos_token_id", None))
     if ends is None:
         ends = tokenizer.eos_token_id
-    if ends is None:
-        return []
-    return [int(end) for end in (ends if isinstance(ends, list) else [ends])]
+    return checked_end_ids(ends, "eos_token_id")
 
 
 def _decoder_parts(decoder: Any) -> str | None:

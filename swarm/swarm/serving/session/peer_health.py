@@ -103,7 +103,7 @@ class PeerHealth:
         self._membership = membership
         self._measuring: asyncio.Task[object] | None = None
         self._failures = NewestItems[str, _Failures](MAX_PEERS)
-        self._refusals = NewestItems[str, _Refusal](MAX_PEERS)
+        self._refusals = NewestItems[tuple[str, bool], _Refusal](MAX_PEERS)  # by peer, True: of a grammar only
         self._heard_s = NewestItems[str, float](MAX_PEERS)
         self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
         self._load: Counter[str] = Counter()
@@ -193,14 +193,17 @@ class PeerHealth:
             if failures.last_s > since_s and failures.last_s - failures.first_s >= for_s
         }
 
-    def full(self, max_tokens: int, *, for_good: bool = False) -> set[str]:
-        """Return the peers that lately refused a session of at most `max_tokens`. With `for_good`, only those that
-        never have room for it."""
+    def full(self, max_tokens: int, *, has_grammar: bool = False, for_good: bool = False) -> set[str]:
+        """Return the peers that lately refused a session of at most `max_tokens`. With `has_grammar`, also those that
+        refused its grammar; with `for_good`, only those that never have room for it."""
         now_s = asyncio.get_running_loop().time()
         return {
             peer_id
-            for peer_id, said in self._refusals.items()
-            if said.until_s > now_s and said.num_tokens <= max_tokens and said.is_final >= for_good
+            for (peer_id, of_grammar), said in self._refusals.items()
+            if said.until_s > now_s
+            and said.num_tokens <= max_tokens
+            and said.is_final >= for_good
+            and has_grammar >= of_grammar
         }
 
     @property
@@ -209,7 +212,13 @@ class PeerHealth:
         return self._load
 
     def routing_context(
-        self, peer_ids: Iterable[str], max_tokens: int, salt: str, *, between: tuple[str, str] = ("", "")
+        self,
+        peer_ids: Iterable[str],
+        max_tokens: int,
+        salt: str,
+        *,
+        between: tuple[str, str] = ("", ""),
+        has_grammar: bool = False,
     ) -> RoutingContext:
         """Return what is known of these servers, for a route over blocks between the two peers `between`."""
         peer_ids = list(peer_ids)
@@ -219,7 +228,7 @@ class PeerHealth:
             load=self._load,
             avoid=self.avoid | self.unproven | trust.avoided | trust.barred,
             barred=self.barred | trust.barred,
-            full=self.full(max_tokens),
+            full=self.full(max_tokens, has_grammar=has_grammar),
             max_tokens=max_tokens,
             salt=salt,
             previous_peer_id=between[0],
@@ -243,12 +252,14 @@ class PeerHealth:
 
     def made_room(self, peer_id: str) -> None:
         """Forget that the peer had no room for now, since a session there has ended."""
-        said = self._refusals.get(peer_id)
-        if said is not None and not said.is_final:
-            del self._refusals[peer_id]
+        for key in ((peer_id, False), (peer_id, True)):
+            said = self._refusals.get(key)
+            if said is not None and not said.is_final:
+                del self._refusals[key]
 
-    def blame(self, failure: AvoidPeer, num_tokens: int) -> None:
-        """Record why a session of `num_tokens` gave up a server."""
+    def blame(self, failure: AvoidPeer, num_tokens: int, *, has_grammar: bool = False) -> None:
+        """Record why a session of `num_tokens` gave up a server. If it `has_grammar`, a refusal for another reason than
+        room keeps only sessions with a grammar from that server."""
         error = failure.error
         logger.info("%s: %s", failure.peer_id, error)
         if failure.cause is FailureCause.SLOW:
@@ -259,18 +270,19 @@ class PeerHealth:
             # a server that accuses the client of a violation, or waited for it in vain, has not failed so itself
             error = PeerError(error.message, peer_id=failure.peer_id)
         if isinstance(error, PeerRefused) and (error.retry_after_s or error.lacks_room):
-            self.refused(failure.peer_id, num_tokens, error.retry_after_s)
+            of_grammar = has_grammar and not error.lacks_room
+            self.refused(failure.peer_id, num_tokens, error.retry_after_s, of_grammar=of_grammar)
         else:
             self.failed(failure.peer_id, error)
 
-    def refused(self, peer_id: str, num_tokens: int, retry_after_s: float) -> None:
+    def refused(self, peer_id: str, num_tokens: int, retry_after_s: float, *, of_grammar: bool = False) -> None:
         """Do not ask the peer for `num_tokens` or more for `retry_after_s`; 0: it never has room for these. It is
         healthy, and may have room for fewer."""
         now_s, is_final = asyncio.get_running_loop().time(), not retry_after_s
-        known = self._refusals.get(peer_id)
+        known = self._refusals.get((peer_id, of_grammar))
         if known is not None and known.until_s > now_s and not is_final:
             num_tokens = min(num_tokens, known.num_tokens)
-        self._refusals[peer_id] = _Refusal(num_tokens, now_s + (retry_after_s or FAILING_S), is_final)
+        self._refusals[peer_id, of_grammar] = _Refusal(num_tokens, now_s + (retry_after_s or FAILING_S), is_final)
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
         """Avoid the peer, with a backoff that doubles with each failure in a row. A leaving peer is avoided until it

@@ -73,11 +73,16 @@ class KnownServers:
         """Return whether each of the `missing` spans has a server among `peers`."""
         return all(self.peers_of(*span) & peers for span in missing)
 
-    def find_chain(self, start: int, end: int, context: RoutingContext) -> list[Hop]:
-        """Return the cheapest chain over `[start, end)`. Raises NoChain, which names other revisions that are
-        served."""
+    def find_chain(self, start: int, end: int, context: RoutingContext, *, without_last: str = "") -> list[Hop]:
+        """Return the cheapest chain over `[start, end)`, in which the server `without_last` does not run the model's
+        last block. Raises NoChain, which names other revisions that are served."""
+        servers, last = dict(self.servers), self.model.num_blocks - 1
+        if without_last in servers:
+            record = servers.pop(without_last)
+            if record.start < last:
+                servers[without_last] = replace(record, end=min(record.end, last))
         try:
-            return list(find_chain(self.servers, start, end, context).hops)
+            return list(find_chain(servers, start, end, context).hops)
         except NoChain as error:
             raise with_other_revisions(error, self.model.revision, self._others) from None
 
@@ -96,7 +101,8 @@ class LocalSpans(Protocol):
 
 class RouteFinder:
     """Finds chains for one session, and gives up `patience_s` after a server was lost. `cached_tokens` returns the
-    number of the session's tokens, and how many of the first ones each server probably has.
+    number of the session's tokens, and how many of the first ones each server probably has. The server `left_out`, if
+    any, runs any block but the last.
 
     The `local_spans` come before and after the servers that are found for the blocks between them.
     """
@@ -110,8 +116,10 @@ class RouteFinder:
         patience_s: float,
         local_spans: LocalSpans | None,
         cached_tokens: Callable[[], tuple[int, Mapping[str, int]]],
+        has_grammar: bool,
     ) -> None:
         self._cached_tokens = cached_tokens
+        self._has_grammar = has_grammar
         self._known = known
         self._health = health
         self._salt = salt
@@ -134,7 +142,7 @@ class RouteFinder:
         Raises NoChain.
         """
         own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
-        if any(hop.peer_id in self._health.full(max_tokens) for hop in own):
+        if any(hop.peer_id in self._health.full(max_tokens, has_grammar=self._has_grammar) for hop in own):
             raise NoRoom(
                 f"this process has no room for another session of {max_tokens} tokens on its own blocks",
                 remedy="try again in a moment, or ask for fewer tokens",
@@ -154,7 +162,7 @@ class RouteFinder:
         records. Raises NoChain."""
         await self._known.look_up()
         context = self._context(max_tokens, self._remote(between))
-        return self._known.find_chain(start, end, replace(context, barred={peer_id, *context.barred, *context.avoid}))
+        return self._find_others(peer_id, start, end, context)
 
     def _remote(self, between: tuple[str, str]) -> tuple[str, str]:
         """Return the peers on both sides, with "" for a local span."""
@@ -175,20 +183,25 @@ class RouteFinder:
         return [each for each in self._known.servers if each not in peers and each not in failing][:MAX_OTHERS]
 
     def leave_out(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
-        """Ask a server no more in this session, if it is the first one and others can have its blocks now. Return
-        whether that is so."""
-        if self.left_out or not self._have_others(peer_id, start, end, max_tokens):
+        """Have the last block on another server than this one from now on, if it is the first one that is left out, and
+        others can have that block now. Return whether that is so."""
+        if self.left_out:
             return False
         self.left_out = peer_id
-        return True
+        if not self._have_others("", start, end, max_tokens):
+            self.left_out = ""
+        return self.left_out != ""
 
     def _have_others(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
-        context = self._context(max_tokens)
         try:
-            self._known.find_chain(start, end, replace(context, barred={peer_id, *context.barred, *context.avoid}))
+            self._find_others(peer_id, start, end, self._context(max_tokens))
         except NoChain:
             return False
         return True
+
+    def _find_others(self, peer_id: str, start: int, end: int, context: RoutingContext) -> list[Hop]:
+        context = replace(context, barred={peer_id, *context.barred, *context.avoid})
+        return self._known.find_chain(start, end, context, without_last=self.left_out)
 
     async def _find_servers(
         self, start: int, end: int, between: tuple[str, str], max_tokens: int, since_s: float | None
@@ -204,7 +217,7 @@ class RouteFinder:
             if clock() >= give_up_at_s:
                 context = replace(context, barred={*context.barred, *set(context.avoid) - self._health.unproven})
             try:
-                return self._known.find_chain(start, end, context)
+                return self._known.find_chain(start, end, context, without_last=self.left_out)
             except NoChain as error:
                 resting = self._health.resting(self._began_s)
                 may_wait = since_s is not None or self._known.each_has_one_of(error.missing, resting)
@@ -216,8 +229,9 @@ class RouteFinder:
                 looked_up = True
 
     def _context(self, max_tokens: int, between: tuple[str, str] = ("", "")) -> RoutingContext:
-        context = self._health.routing_context(self._known.servers, max_tokens, self._salt, between=between)
-        return replace(context, barred={*context.barred, self.left_out})
+        return self._health.routing_context(
+            self._known.servers, max_tokens, self._salt, between=between, has_grammar=self._has_grammar
+        )
 
     def _is_in_vain(self, error: NoChain, max_tokens: int) -> bool:
         """Return whether no server of some missing blocks can ever have room for `max_tokens`."""

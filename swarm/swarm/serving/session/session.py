@@ -237,8 +237,8 @@ class Session:
                 self._close_stage(stage)
             case FindServers():
                 self._start(self._find(action), name="find servers")
-            case AvoidPeer(peer_id) if peer_id != self._connections.left_out:
-                self._client.health.blame(action, self._messages.room_tokens)
+            case AvoidPeer(peer, error) if peer != self._connections.left_out or not isinstance(error, ConfigError):
+                self._client.health.blame(action, self._messages.room_tokens, has_grammar=self._messages.has_grammar)
             case PingServers():
                 self._start(self._ping(action), name="ping servers")
             case ForgetRows(peers):
@@ -358,7 +358,7 @@ class Session:
                 return self._state.on_opened(stage, message, now_s)
             case SequenceEnded():
                 error = message.error(stage.peer_id)
-                if isinstance(error, ConfigError) and self._messages.has_grammar:
+                if isinstance(error, ConfigError) and self._messages.follows_grammar(stage):
                     error.field = "grammar"  # the server's error does not name the field
                     if not self._connections.leave_out(stage):
                         return self._state.give_up(error, now_s)

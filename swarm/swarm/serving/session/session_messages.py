@@ -85,6 +85,10 @@ class SessionMessages:
     def has_grammar(self) -> bool:
         return self.sampler is not None and self.sampler.grammar is not None
 
+    def follows_grammar(self, stage: Stage) -> bool:
+        """Return whether the stage's server has to follow the session's grammar: it runs the last block."""
+        return self.has_grammar and stage.end == self.model.num_blocks
+
     @property
     def room_tokens(self) -> int:
         """The number of tokens for which a new sequence gets room at once: those so far, and GROWTH_TOKENS more."""

@@ -47,6 +47,7 @@ class StageConnections:
             patience_s=options.patience_s,
             local_spans=options.local_spans,
             cached_tokens=messages.cached_tokens,
+            has_grammar=messages.has_grammar,
         )
         self._connections: dict[Stage, ClientConnection] = {}
 
@@ -56,12 +57,12 @@ class StageConnections:
 
     @property
     def left_out(self) -> str:
-        """The server that the session does not ask any more although it has not failed, or ""."""
+        """The server that cannot follow the session's grammar, and so does not run the last block, or ""."""
         return self._finder.left_out
 
     def leave_out(self, stage: Stage) -> bool:
-        """Ask no more the first server that cannot do what the session needs, if others may. Return whether they
-        may."""
+        """Have the last block on another server than the first one that cannot follow the session's grammar, if there
+        is one. Return whether there is."""
         return self._finder.leave_out(stage.peer_id, stage.start, stage.end, self._messages.room_tokens)
 
     def remote(self, stages: Iterable[Stage]) -> list[Stage]:

@@ -16,7 +16,7 @@ import torch
 from support.arithmetic_span import NUM_PAGES
 from support.faults import Fault
 from support.served_chain import World, floats, opening, token_rows, with_servers
-from swarm.client import AsyncClient
+from swarm.client import AsyncClient, NoRoom
 from swarm.serving.grammar import grammar_masks
 from swarm.serving.grammar.grammar_masks import GrammarPool, SessionGrammar
 from swarm.serving.sampling.sampling import LogitEdits
@@ -214,6 +214,40 @@ def test_server_that_cannot_use_a_grammar_ends_no_request_while_another_can(boxe
                     assert await box.tokens(grammar=WORDS, temperature=1.0, seed=2) == expected
             assert len(set(map(id, asked))) == 2
             assert not box.client._state.health.avoid
+
+    virtual_time.run(scenario())
+
+
+def test_server_of_all_blocks_that_cannot_use_a_grammar_runs_all_but_the_last_one(boxes: Any, llama_dir: Path) -> None:
+    whole = GrammarPool.open
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6), (3, 6)]) as box:
+            (all_blocks, server), _ = box.servers.items()
+
+            def open_elsewhere(pool: GrammarPool, *args: Any) -> SessionGrammar:
+                if pool is server._grammars:
+                    raise ConfigError("this server cannot use grammars")
+                return whole(pool, *args)
+
+            expected = await box.tokens(grammar=WORDS, temperature=1.0, seed=2)
+            with patch.object(GrammarPool, "open", open_elsewhere):
+                assert await box.tokens(grammar=WORDS, temperature=1.0, seed=2) == expected
+                assert await box.tokens() == box.expected()
+            assert [hop["peer_id"] for hop in box.client.trace()["hops"]] == [all_blocks]
+            assert not box.client._state.health.avoid
+
+    virtual_time.run(scenario())
+
+
+def test_server_without_a_place_for_a_grammar_is_asked_for_plain_answers(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            no_place = PeerRefused("all places for grammars are taken", retry_after_s=5.0)
+            with patch.object(GrammarPool, "check", side_effect=no_place):
+                with pytest.raises(NoRoom, match="all places for grammars are taken"):
+                    await box.tokens(grammar=WORDS)
+                assert await box.tokens() == box.expected()
 
     virtual_time.run(scenario())
 

@@ -206,6 +206,22 @@ def test_refusal_counts_for_equal_or_larger_requests_until_its_retry_time() -> N
     run(scenario)
 
 
+def test_refusal_of_a_grammar_keeps_only_sessions_with_a_grammar_from_a_peer() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        no_place = PeerRefused("all places for grammars are taken", retry_after_s=7.0)
+        health.blame(AvoidPeer("a", no_place, FailureCause.REPORTED), 500, has_grammar=True)
+        health.blame(AvoidPeer("b", no_place, FailureCause.REPORTED), 500)
+        no_room = PeerRefused("the server is full", retry_after_s=7.0, lacks_room=True)
+        health.blame(AvoidPeer("c", no_room, FailureCause.REPORTED), 500, has_grammar=True)
+        assert not is_avoided(health)
+        assert (health.full(500), health.full(500, has_grammar=True)) == ({"b", "c"}, {"a", "b", "c"})
+        health.made_room("a")
+        health.made_room("c")
+        assert health.full(500, has_grammar=True) == {"b"}
+
+    run(scenario)
+
+
 def test_peer_that_never_has_room_for_a_session_is_not_avoided_for_smaller_ones() -> None:
     async def scenario(health: PeerHealth) -> None:
         health.refused("b", 500, 7.0)

@@ -108,6 +108,7 @@ SAID = [
     ("records.md", f"of a signer {record_storage.MAX_KEYS_PER_SIGNER} keys, in all {record_storage.MAX_KEYS:,} keys"),
     ("records.md", f"and {record_storage.MAX_BYTES // MIB} MiB"),
     ("sessions.md", f"until it is admitted, for {peer_shares.WAIT_S:.0f} s at most"),
+    ("sessions.md", f"else after `retry_after_s` ({peer_shares.RETRY_AFTER_S:.0f} s)"),
     ("sessions.md", f"At most {session_queues.MAX_INBOX} steps wait"),
     ("sessions.md", f"After {push_connections.MAX_REFUSED} refusals"),
     ("sessions.md", f"held back for {session_queues.REPORT_S} s"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Protocol
@@ -24,8 +25,10 @@ from swarm.serving.session.peer_health import PeerHealth
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
-"""Pause between two searches for a server that could take over."""
+"""Pause between two searches for a server that could take over, or that has room."""
 
+LOOK_UP_S = 5.0
+"""Seconds between two lookups of servers while the known ones have no room."""
 
 MAX_LEFT_EARLY = 2
 """Servers that one session leaves early because others have their blocks: if all are slow to dial, it waits for one."""
@@ -137,8 +140,8 @@ class RouteFinder:
 
         The search ends `patience_s` after `since_s`, or if all servers of some blocks have said that they never have
         room for as much. Servers to avoid are used if there are no others. If `since_s` is None, the time counts from
-        the session's first search, and two tries are enough, unless the blocks have servers that are not asked for a
-        moment since they failed just before it.
+        the session's first search, and two tries are enough, unless the servers have no room now, or are not asked for
+        a moment since they failed just before it.
         Raises NoChain.
         """
         own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
@@ -209,7 +212,7 @@ class RouteFinder:
         clock = asyncio.get_running_loop().time
         self._began_s = clock() if self._began_s is None else self._began_s
         give_up_at_s = (self._began_s if since_s is None else since_s) + self._patience_s
-        looked_up = False
+        looked_up_s = -math.inf
         while True:
             context = self._context(max_tokens, between)
             num_tokens, cached_tokens = self._cached_tokens()
@@ -220,13 +223,16 @@ class RouteFinder:
                 return self._known.find_chain(start, end, context, without_last=self.left_out)
             except NoChain as error:
                 resting = self._health.resting(self._began_s)
-                may_wait = since_s is not None or self._known.each_has_one_of(error.missing, resting)
+                lacks_room = isinstance(error, NoRoom)
+                may_wait = since_s is not None or lacks_room or self._known.each_has_one_of(error.missing, resting)
                 # the servers known at the start of the session may be outdated
+                looked_up = looked_up_s > -math.inf
                 if looked_up and (not may_wait or clock() >= give_up_at_s or self._is_in_vain(error, max_tokens)):
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
                 await asyncio.sleep(RETRY_S if looked_up else 0)
-                await self._known.look_up()
-                looked_up = True
+                if not lacks_room or clock() >= looked_up_s + LOOK_UP_S:
+                    await self._known.look_up()
+                    looked_up_s = clock()
 
     def _context(self, max_tokens: int, between: tuple[str, str] = ("", "")) -> RoutingContext:
         return self._health.routing_context(

@@ -50,7 +50,7 @@ MAX_FAILURES = 16
 """Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
 
 MAX_REFUSALS = 64
-"""Maximum refusals of one server that has no room for a session to go on. They are no failures: all servers may be full
+"""Maximum refusals of one server that has no room for a session now. They are no failures: all servers may be full
 until the patience ends, and each may be asked twice a second."""
 
 BAD_ROWS_FAILURES = 4
@@ -320,7 +320,7 @@ class SessionState:
         repair = self._repair_with(stage)
         if self.error is not None or (repair is None and stage not in self.stages):
             return
-        if repair is not None and self._has_opened and isinstance(error, PeerRefused) and error.lacks_room:
+        if repair is not None and isinstance(error, PeerRefused) and (error.lacks_room or error.retry_after_s):
             self._num_refused[stage.peer_id] += 1
         elif repair is None or repair.straggler is None:  # the answer goes on at a straggler
             self._num_failed += 1

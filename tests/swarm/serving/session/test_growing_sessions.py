@@ -206,6 +206,25 @@ def test_answer_waits_for_room_and_goes_on(boxes: Any, llama_dir: Path) -> None:
     virtual_time.run(scenario(), compute_s=slow_step)
 
 
+@pytest.mark.parametrize("num_servers", [1, 10])
+def test_request_waits_for_room_however_many_servers_are_full(boxes: Any, llama_dir: Path, num_servers: int) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * num_servers) as box, asyncio.TaskGroup() as tasks:
+            tables = {server: full(server) for server in box.servers.values()}
+
+            async def free(server: SpanServer) -> None:
+                await asyncio.sleep(12)
+                server.deployed.engine.pages.release(tables[server])
+
+            tasks.create_task(free(next(iter(tables))))
+            clock = asyncio.get_running_loop().time
+            since_s = clock()
+            assert await box.tokens() == box.expected()
+            assert 12 < clock() - since_s < 20
+
+    virtual_time.run(scenario(), compute_s=slow_step)
+
+
 def test_full_server_that_has_answered_is_asked_again_at_once(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)], options=ServerOptions(kv_bytes=SMALL_BYTES)) as box:

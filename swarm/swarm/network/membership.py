@@ -17,6 +17,7 @@ import random
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from types import TracebackType
 from typing import TypeVar
 
@@ -61,6 +62,10 @@ MAX_SAMPLED = 64
 
 MAX_WARNED_OF = 32
 """Maximum signers of malformed records whom the log names. Others are only counted, since anyone can make keys."""
+
+MAX_VIEW_BYTES = MAX_LISTED_PEERS * 2**10
+"""Maximum bytes of the records that are remembered of one model, one run, or all nodes: 1 KiB for each peer. Decoded,
+they take up to three times as much. The largest records would take eight times as much for each of MAX_VIEWS."""
 
 MAX_VIEWS = 64
 """Maximum models and runs whose records are remembered. Their names may come from users of a gateway."""
@@ -228,8 +233,12 @@ class Membership:
         roots = {lookup_key(kind, name): name for name in names}
         envelopes = await self._find_all(list(roots), timeout_s) if roots else []
         views = {name: self._view(kind, name) for name in names}
+        found: dict[str, list[Envelope]] = {name: [] for name in names}
         for envelope in sorted(envelopes, key=lambda envelope: envelope.peer_id):
-            self._remember(views[roots[root_key(envelope.subject)]], envelope)
+            found[roots[root_key(envelope.subject)]].append(envelope)
+        for name, view in views.items():
+            for envelope in self._fitting(view, found[name]):
+                self._remember(view, envelope)
         return {
             name: {peer: seen.record for peer, seen in sorted(view.items()) if isinstance(seen.record, record_type)}
             for name, view in views.items()
@@ -266,6 +275,21 @@ class Membership:
         view = {peer_id: seen for peer_id, seen in known.items() if seen.envelope.holds_at(now)}
         self._views[kind, name] = view
         return view
+
+    def _fitting(self, view: dict[str, _Seen], found: Sequence[Envelope]) -> Sequence[Envelope]:
+        """Return those of the `found` records that fit a view. If all together are too large, the largest ones are left
+        out, and dropped from the view."""
+        sizes = {peer_id: len(seen.envelope.payload) for peer_id, seen in view.items()}
+        sizes |= {envelope.peer_id: len(envelope.payload) for envelope in found}
+        if sum(sizes.values()) <= MAX_VIEW_BYTES:
+            return found
+        smallest = sorted(sizes, key=sizes.__getitem__)
+        totals = accumulate(sizes[peer_id] for peer_id in smallest)
+        fits = {peer_id for peer_id, total in zip(smallest, totals, strict=True) if total <= MAX_VIEW_BYTES}
+        self._num_dropped += len(sizes) - len(fits)
+        for peer_id in view.keys() - fits:
+            del view[peer_id]
+        return [envelope for envelope in found if envelope.peer_id in fits]
 
     def _remember(self, view: dict[str, _Seen], envelope: Envelope) -> None:
         known = view.get(envelope.peer_id)

@@ -27,6 +27,7 @@ from swarm_protocol.envelope import seal_record
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import TrainerRecord, lookup_key, publish_key
+from swarm_protocol.wire import encode_varint
 
 LATENCY_S = 0.03
 SEEN_S = 0.5
@@ -436,6 +437,27 @@ async def test_malformed_record_of_one_peer_hides_nobody_else_and_is_counted() -
         assert num_malformed > 0
         await at_b.nodes()
         assert at_b.counters.num_malformed == num_malformed  # the same records are not checked again
+    await internet.close()
+
+
+@in_virtual_time
+@patch.object(membership_module, "MAX_VIEW_BYTES", 3 * limits.MAX_RECORD_BYTES)
+async def test_largest_records_are_left_out_when_liars_pad_theirs() -> None:
+    internet = make_internet()
+    a, b, *liars = (internet.network() for _ in range(8))
+    record = node_record("liar").to_bytes()
+    num_padding = limits.MAX_RECORD_BYTES - len(record) - 4
+    padded = record + b"\xfa\x7f" + encode_varint(num_padding) + bytes(num_padding)
+    async with Membership(a) as at_a, Membership(b) as at_b:
+        at_a.announce(node_record("a"))
+        for _ in range(3):
+            for liar in liars:
+                await liar.publish(publish_key(node_record("liar"), liar.peer_id), padded, lifetime_s=60)
+            await asyncio.sleep(SEEN_S)
+            found = await at_b.nodes()
+            assert a.peer_id in found
+            assert len(found) == 3
+        assert at_b.counters.num_dropped == 3 * (len(liars) - 2)
     await internet.close()
 
 

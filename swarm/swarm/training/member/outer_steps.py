@@ -122,6 +122,8 @@ class OuterSteps:
         while replica.outer_step < replica.config.outer_steps and not (self.is_stopping and self._has_left()):
             await self._take_step(intervals, background)
         intervals.end()
+        if replica.outer_step < replica.config.outer_steps:
+            self.service.close()  # others must not wait for this member to coordinate a later attempt
 
     def stop(self) -> None:
         """Leave with the current step, or with the next one."""

@@ -324,6 +324,29 @@ def test_run_continues_without_a_member_that_hangs_while_the_others_bring_no_wor
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("gone", range(3))
+def test_member_that_left_in_the_middle_of_a_step_is_no_coordinator_that_puts_others_off(gone: int) -> None:
+    """It still serves its state until it is closed. One of the three is the coordinator of the next attempt."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=100)) as swarm:
+            members = [await swarm.join(f"m{index}") for index in range(3)]
+            while not all(member.of(OuterStep) for member in members):
+                await asyncio.sleep(0.1)
+            swarm.internet.partition([[member.peer_id] for member in members])
+            await asyncio.sleep(45.0)
+            members[gone].trainer.stop()
+            await swarm.finish(f"m{gone}")
+            swarm.internet.heal()
+            (other, _) = members[:gone] + members[gone + 1 :]
+            num_steps = len(other.of(OuterStep))
+            async with asyncio.timeout(20.0):
+                while len(other.of(OuterStep)) < num_steps + 2:
+                    await asyncio.sleep(0.1)
+
+    virtual_time.run(main(), compute_s=interval_cost)
+
+
 def test_stopped_member_leaves_after_the_step_and_the_others_continue() -> None:
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=6)) as swarm:

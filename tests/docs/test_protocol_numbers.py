@@ -111,6 +111,8 @@ SAID = [
     ("sessions.md", f"else after `retry_after_s` ({peer_shares.RETRY_AFTER_S:.0f} s)"),
     ("sessions.md", f"At most {session_queues.MAX_INBOX} steps wait"),
     ("sessions.md", f"After {push_connections.MAX_REFUSED} refusals"),
+    ("sessions.md", f"at most {push_connections.MAX_PEERS_PER_CLIENT} next servers that one client named"),
+    ("sessions.md", f"and to {push_connections.MAX_PEERS} in all"),
     ("sessions.md", f"held back for {session_queues.REPORT_S} s"),
     ("sessions.md", f"A peer may have {connection_server.MAX_CONNECTIONS_PER_PEER} such streams"),
     ("sessions.md", f"after {connection_server.IDLE_CONNECTION_S:.0f} s without a sequence"),

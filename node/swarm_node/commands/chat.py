@@ -16,7 +16,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm_node import diagnostics
-from swarm_node.commands.command_options import Flags
+from swarm_node.commands.command_options import Flags, say_joining
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import REPLACEMENT, plural
 from swarm_node.settings.parsers import number, whole_number
@@ -88,12 +88,13 @@ def run(flags: Flags) -> int:
     conversation = _conversation_of(flags)
     check_right(config, "ask", "ask a model")
     peers = join_addrs(config)
+    emitter = Emitter(json=flags.json)
+    say_joining(config, emitter)
     with uncollected():
         from swarm.client import Client, KnownPublishers, UsedRevisions  # noqa: PLC0415
 
     from swarm_node.storage.client_models import kept_models, publishers_in, used_in  # noqa: PLC0415
 
-    emitter = Emitter(json=flags.json)
     home = Home(config.home)
     home.check_own()
     is_kept = home.path.is_dir()

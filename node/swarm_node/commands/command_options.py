@@ -294,6 +294,11 @@ def say_loading(emitter: Emitter) -> None:
     emitter.say("loading torch and transformers, which takes some seconds")
 
 
+def say_joining(config: Config, emitter: Emitter) -> None:
+    """Say which network is about to be joined, which takes a second, or several if peers do not answer."""
+    emitter.say(f"joining the network {config.network_id}")
+
+
 def say_lookup(model: Path | HubId, emitter: Emitter) -> None:
     """Say what a hub is about to be asked for, since its answer may take seconds. Say nothing for a local model."""
     if isinstance(model, HubId):

@@ -243,7 +243,7 @@ async def check_network(config: Config, say: Callable[[str], None] = lambda _tex
             return [clock]  # `check_daemon` says whether it is in its network
         remedy = "give --peers the address of a seed"
         return [clock, Finding("seeds", "warn", "no seed is given, so no node was contacted", remedy)]
-    say(f"joining {config.network_id}")
+    say(f"joining the network {config.network_id}")
     try:
         async with visiting(
             config, listen=_usable(config), announce=config.announce, remembered=known, relay=config.relay

@@ -26,7 +26,7 @@ from swarm_protocol.manifest_messages import PublishedManifest
 
 from swarm_node import diagnostics
 from swarm_node.commands.chat import soon
-from swarm_node.commands.command_options import Flags, say_loading, say_lookup, signing_identity
+from swarm_node.commands.command_options import Flags, say_joining, say_loading, say_lookup, signing_identity
 from swarm_node.commands.daemons import check_model_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural
@@ -55,12 +55,13 @@ BlockSpans = Sequence[tuple[int, int]]
 def list_models(flags: Flags) -> int:
     config = flags.member()
     peers = join_addrs(config)
+    emitter = Emitter(json=flags.json)
+    say_joining(config, emitter)
     with uncollected():
         from swarm.client import Client  # noqa: PLC0415
 
     from swarm_node.storage.client_models import publishers_in  # noqa: PLC0415
 
-    emitter = Emitter(json=flags.json)
     diagnostics.begin_work()
     publishers = publishers_in(Home(config.home).publishers, config.network_id, config.publisher)
     with Client(peers=peers, network_id=config.network_id, publishers=publishers, invite=config.invite) as client:

@@ -20,7 +20,7 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.records import TrainerRecord
 
 from swarm_node import diagnostics
-from swarm_node.commands.command_options import Flags, file_or_id, with_peers
+from swarm_node.commands.command_options import Flags, file_or_id, say_joining, with_peers
 from swarm_node.events.emitter import Emitter
 from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import duration
@@ -50,10 +50,11 @@ MAX_COMPLAINTS = 16
 def watch(flags: Flags) -> int:
     """Print the progress of a run until it is finished. Raises ConfigError, IntegrityError, StartError or
     PeerTimeout."""
-    config, which = with_peers(flags), file_or_id(flags)
+    config, which, emitter = with_peers(flags), file_or_id(flags), Emitter(json=flags.json)
+    say_joining(config, emitter)
     diagnostics.begin_work()
     run = load_signed_run(which) if isinstance(which, Path) else which
-    return asyncio.run(_watch(run, config, Emitter(json=flags.json)))
+    return asyncio.run(_watch(run, config, emitter))
 
 
 async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> int:

@@ -15,7 +15,7 @@ from swarm.ended_tasks import end_tasks
 from swarm.temporary_folder import temporary_folder
 
 from swarm_node import diagnostics, interrupts
-from swarm_node.commands.command_options import Flags
+from swarm_node.commands.command_options import Flags, say_joining
 from swarm_node.dashboard.views import ViewSource
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import clean, moment
@@ -42,8 +42,11 @@ def run(flags: Flags) -> int:
         )
     is_live = not (flags.options["once"] or flags.json) and sys.stdin.isatty() and sys.stdout.isatty()
     logging.getLogger().addHandler(logging.NullHandler())  # a warning would disturb the screen
+    emitter = Emitter(json=flags.json)
+    if not config.url:
+        say_joining(config, emitter)
     interrupts.raise_in_command()
-    return asyncio.run(_show(config, Emitter(json=flags.json), is_live=is_live))
+    return asyncio.run(_show(config, emitter, is_live=is_live))
 
 
 async def _show(config: Config, emitter: Emitter, *, is_live: bool) -> int:

@@ -337,7 +337,9 @@ def test_longer_wait_for_a_first_server_is_told(
     monkeypatch.setattr("swarm_node.commands.chat.FIRST_S", 0.6)
     monkeypatch.setattr("swarm_node.commands.chat.QUIET_S", 0.1)
     cli.run([*command, "--peers", PEER])
-    told = [line for line in capsys.readouterr().err.splitlines() if "found yet" in line]
+    joining, *said = capsys.readouterr().err.splitlines()
+    assert joining == "joining the network swarm"
+    told = [line for line in said if "found yet" in line]
     assert told == [f"no server of {sought} was found yet: looking for 1 s in all"]
 
 

@@ -189,7 +189,7 @@ def test_seeds_are_asked_from_a_free_port_when_the_node_s_own_is_taken(
             said = list[str]()
             settings = config(tmp_path, listen=listen, peers=peers, mdns=False)
             found = asyncio.run(doctor.check_network(settings, said.append))
-            assert said == ["joining swarm"]
+            assert said == ["joining the network swarm"]
             assert [(each.check, each.message) for each in found if each.result != "ok"] == [
                 ("seeds", "nobody answers")
             ]

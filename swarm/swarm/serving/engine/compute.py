@@ -1,7 +1,7 @@
 """Runs one pass over a span's weights for the rows of many sequences. Blocks: for the engine's thread.
 
-If a sequence's numbers are not finite, only that sequence fails. If a whole pass fails, each sequence is tried alone,
-which is possible because keys and values of a position may be written twice.
+If a sequence's numbers are not finite, only that sequence fails, or only its drafts if it runs without them. If a whole
+pass fails, each sequence is tried alone. Both are possible because keys and values of a position may be written twice.
 
 Shapes: T rows of a sequence, H hidden size, V vocabulary.
 """
@@ -12,7 +12,7 @@ import itertools
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -20,6 +20,7 @@ from swarm_protocol.errors import SessionError
 from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
 
+from swarm.serving.model.attention import slots_of
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.sampling.drawing import pick_all
@@ -53,11 +54,12 @@ class BatchPiece:
 @dataclass(slots=True, kw_only=True)
 class PieceResult:
     """The wanted `output` (float32 on the CPU) and the picked `tokens`, if any, or the error. All but the last of the
-    tokens are drafts."""
+    tokens are drafts. If it `lacks_drafts`, it is that of the rows before them."""
 
     output: Tensor | None = None
     tokens: list[SampledToken] = field(default_factory=list)
     error: SessionError | None = None
+    lacks_drafts: bool = False
 
 
 def compute(
@@ -72,7 +74,28 @@ def compute(
             failure = SessionError(f"the server could not compute a step: {type(error).__name__}: {error}")
             return [PieceResult(error=failure)], None
         return [compute(span, pool, [piece], blocks)[0][0] for piece in pieces], None
+    for index, piece in enumerate(pieces):
+        if computed[index].error is not None and piece.rows.num_drafts:
+            computed[index] = _compute_without_drafts(span, pool, piece, blocks)
     return computed, (time.perf_counter() - since) * 1000
+
+
+@torch.inference_mode()
+def _compute_without_drafts(
+    span: RunnableSpan, pool: KVPool, piece: BatchPiece, blocks: tuple[int, int]
+) -> PieceResult:
+    rows, num_firm = piece.rows, piece.rows.num_tokens - piece.rows.num_drafts
+    # a number that is not finite would pass the masks of later passes, which read whole pages
+    pool.clear(slots_of(rows, rows.position + num_firm, rows.position + rows.num_tokens))
+    firm = BatchPiece(
+        x=piece.x[:num_firm],
+        rows=replace(rows, num_tokens=num_firm, num_drafts=0),
+        want=piece.want,
+        pick=piece.pick and replace(piece.pick, drafts=()),
+    )
+    (result,) = compute(span, pool, [firm], blocks)[0]
+    result.lacks_drafts = True
+    return result
 
 
 @torch.inference_mode()
@@ -107,6 +130,9 @@ def _give_outputs(wanted: Sequence[tuple[PieceResult, Tensor]]) -> None:
 
 
 def _give_tokens(picking: Sequence[tuple[PieceResult, Tensor, Pick]]) -> None:
+    for found, out, pick in picking:
+        if pick.drafts:  # a hidden state that is not finite makes every logit so, and spoils the cache
+            _check_finite(found, is_finite=bool(out[-len(pick.drafts) :, 0].isfinite().all()))
     while picking:
         picked = pick_all([out[-1 - len(pick.drafts)] for _, out, pick in picking], [pick for _, _, pick in picking])
         following = []

@@ -349,6 +349,9 @@ class Engine:
                 self.pages.unregister(sequence.page_table)
             self.end(sequence, result.error)
             return
+        if result.lacks_drafts:
+            num_tokens -= step.num_drafts
+            step.drop_drafts()
         sequence.advance(step, num_tokens, result)
         self.num_tokens += num_tokens
         if step.num_tokens:
@@ -370,6 +373,7 @@ def _done(step: SequenceStep, last: PieceResult, batch_size: int) -> StepOutput:
         compute_ms=step.compute_ms,
         queue_ms=((step.begun_s or step.since_s) - step.since_s) * 1000,
         batch_size=batch_size,
+        num_drafts=step.num_drafts,
     )
 
 

@@ -34,6 +34,7 @@ EXPORT_BYTES = 2**20
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """The wanted `output` (float32 on the CPU), and the picked `tokens`, if any: drafts that were right, and one more.
+    `num_drafts` rows are drafts: all of the step's, or none if the model could not compute them.
 
     `queue_ms` is the time until its first rows ran, `compute_ms` the time of all passes with its rows, `batch_size`
     that of the last.
@@ -44,6 +45,7 @@ class StepOutput:
     compute_ms: float
     queue_ms: float
     batch_size: int
+    num_drafts: int = 0
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -62,6 +64,10 @@ class SequenceStep(SchedulableStep):
     num_run: int = 0
     compute_ms: float = 0.0
     outputs: list[Tensor] = field(default_factory=list)
+
+    def drop_drafts(self) -> None:
+        """Leave out the drafts, which could not be computed."""
+        self.num_tokens, self.num_drafts = self.num_tokens - self.num_drafts, 0
 
 
 class EngineSequence:

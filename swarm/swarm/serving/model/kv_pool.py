@@ -136,6 +136,11 @@ class KVPool:
             by_page.index_copy_(0, index.to(tensor.device), given.to(tensor.device))
             at += num_values
 
+    def clear(self, slots: Tensor) -> None:
+        """Set the keys and values of these slots to zero, in all blocks."""
+        for tensor_SKD in (*self.keys_SKD, *self.values_SKD):
+            tensor_SKD.index_fill_(0, slots.to(self.device), 0)
+
     def _tensors(self, start: int = 0, end: int | None = None) -> Iterator[Tensor]:
         for keys, values in zip(self.keys_SKD[start:end], self.values_SKD[start:end], strict=True):
             yield keys

@@ -33,7 +33,6 @@ from swarm_protocol.session_frames import (
     SequenceReady,
     StepRequest,
     StepResult,
-    TokenDraw,
 )
 
 from swarm.network.interface import FailpointHook, Network
@@ -225,6 +224,7 @@ class ServerSession:
 
     async def _run_step(self, step: CheckedStep) -> None:
         output = await self._compute(step)
+        step = step.with_drafts(output.num_drafts)
         spent_ms = min(output.compute_ms, limits.MAX_STEP_MS), min(output.queue_ms, limits.MAX_STEP_MS)
         rows, codec_error = None, 0.0
         if output.output is not None:
@@ -257,7 +257,7 @@ class ServerSession:
         )
         if output.tokens and step.draw is not None:
             drafts = await self._next_drafts(output, step.draw.ahead - len(output.tokens))
-            self._give_tokens(step, step.draw, output.tokens, drafts, replace(result, position=firm_end))
+            self._give_tokens(step, output.tokens, drafts, replace(result, position=firm_end))
         else:
             self._results.add(result, can_wait=is_forwarded_token and not self._is_leaving)
 
@@ -271,15 +271,12 @@ class ServerSession:
         return await self.sampler.drew([token.token_id for token in output.tokens], guess, most)
 
     def _give_tokens(
-        self,
-        step: CheckedStep,
-        draw: TokenDraw,
-        tokens: Sequence[SampledToken],
-        drafts: tuple[int, ...],
-        result: StepResult,
+        self, step: CheckedStep, tokens: Sequence[SampledToken], drafts: tuple[int, ...], result: StepResult
     ) -> None:
         """Send the tokens that a step has yielded to the client, and push the last one to the first server, with
         drafts. The client relies on no wait between the two."""
+        draw = step.draw
+        assert draw is not None
         first, num_right = result.position, len(tokens) - 1
         for index, token in enumerate(tokens):
             drawn = replace(draw, index=draw.index + index, ahead=0)

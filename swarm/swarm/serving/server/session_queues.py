@@ -109,6 +109,11 @@ class CheckedStep:
         """Return whether the step is of one token, and perhaps of drafts after it."""
         return self.num_rows - self.num_drafts == 1
 
+    def with_drafts(self, num_drafts: int) -> CheckedStep:
+        """Return the step with only the first `num_drafts` of its drafts."""
+        num_rows = self.num_rows - self.num_drafts + num_drafts
+        return replace(self, x=self.x[:num_rows], num_rows=num_rows, num_drafts=num_drafts)
+
 
 class SessionInbox:
     """Queues the steps of one session on `span`, each of at most `max_step_tokens`.

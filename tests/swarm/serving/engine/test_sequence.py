@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -720,6 +721,41 @@ def test_step_that_begins_at_no_draft_is_refused() -> None:
         sequence.close()
 
     with_engine(work)
+
+
+class OverflowingSums(Sums):
+    """The number of the token 13 is too large for its dtype."""
+
+    def _one(self, values: torch.Tensor, *others: Any) -> torch.Tensor | None:
+        return super()._one(torch.where(values == 13, math.nan, values), *others)
+
+
+@pytest.mark.parametrize("end", [3, 4], ids=["middle", "last"])
+def test_drafts_that_overflow_are_dropped_and_leave_no_trace(end: int) -> None:
+    pick = Pick(GREEDY.draw, drafts=tuple((token, None) for token in (2, 13, 3))) if end == 4 else None
+    want = Want.NOTHING if pick else Want.ALL
+
+    async def work(engine: Engine, span: Sums) -> None:
+        sequence, plain = (engine.open(client="a", start=0, end=end, max_tokens=32) for _ in range(2))
+        for each in (sequence, plain):
+            await each.step(ids(*prompt_of(5)), Want.NOTHING)
+        found, other = await asyncio.gather(
+            sequence.step(ids(1, 2, 13, 3), want, pick, num_drafts=3), plain.step(ids(1), want, pick and GREEDY)
+        )
+        assert pick or torch.equal(found.output, other.output)  # type: ignore[arg-type]
+        assert [token.token_id for token in found.tokens] == [token.token_id for token in other.tokens]
+        assert found.num_drafts == 0
+        assert sequence.length == sequence.firm_length == 6
+        assert steps == [5, 5, 1, 1]
+        assert engine.num_tokens == 12
+        assert all(keys.isfinite().all() for keys in engine.pool.keys_SKD)
+        sequence.settle(6)
+        with pytest.raises(SessionError, match="not finite"):
+            await sequence.step(ids(13, 1), Want.ALL, num_drafts=1)
+        plain.close()
+
+    steps = list[int]()
+    with_engine(work, span=OverflowingSums(), on_step=lambda positions, _compute, _queue: steps.append(positions))
 
 
 def test_handover_has_no_drafts() -> None:

@@ -7,6 +7,7 @@ them.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import accumulate, pairwise
@@ -19,11 +20,16 @@ from support.faults import Fault
 from support.tiny_models import local_tokens
 from swarm.serving.checking.spot_checks import SpotCheckOptions
 from swarm.serving.engine.compute import compute
+from swarm.serving.model.attention import slots_of
+from swarm.serving.model.batch import Batch
+from swarm.serving.model.kv_pool import KVPool
+from swarm.serving.model.span import Span
 from swarm.serving.server.drafter import Drafter
 from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
+from torch import Tensor
 
 NUM_TOKENS = 40
 THIRDS = [(0, 2), (0, 2), (2, 4), (2, 4), (4, 6), (4, 6)]
@@ -340,6 +346,37 @@ def test_server_that_leaves_with_drafts_under_way_hands_over_no_drafts(
             assert sum(yielded) > len(yielded)
 
     virtual_time.run(scenario(), compute_s=slow_step)
+
+
+def test_drafts_that_overflow_cost_no_token_and_no_server(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
+    """A server finds at every fifth position that a draft gives numbers that are not finite."""
+    run, num_bad = Span.run, 0
+
+    def overflow(span: Span, batch: Batch, pool: KVPool) -> list[Tensor | None]:
+        nonlocal num_bad
+        outputs = run(span, batch, pool)
+        for piece, out in zip(batch.pieces, outputs, strict=True):
+            end = piece.position + piece.num_tokens
+            bad = [position for position in range(end - piece.num_drafts, end) if position % 5 == 0]
+            if bad and out is not None:
+                num_bad += 1
+                out[bad[0] - end :] = math.nan
+                pool.values_SKD[0][slots_of(piece, bad[0], end)] = math.nan
+        return outputs
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)], session=OFF) as box:
+            expected = await box.tokens(NUM_TOKENS)
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
+            num_prompt = len(tokenize("def add(a, b):\n    return"))
+            with guesses(expected, num_prompt) as yielded, patch.object(Span, "run", overflow):
+                assert await box.tokens(NUM_TOKENS) == expected
+            assert not box.client.trace()["replays"]
+            assert num_bad >= 3
+            assert sum(yielded) > len(yielded)
+            await box.all_freed()
+
+    virtual_time.run(scenario())
 
 
 def test_checks_of_an_answer_with_drafts_pass(boxes: Any, llama_dir: Path, tokenize: Any) -> None:

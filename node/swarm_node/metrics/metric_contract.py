@@ -130,7 +130,7 @@ NETWORK: MetricGroup = {
     ),
     "swarm_membership_records_dropped_total": _counter(
         "Records of other nodes dropped because there were too many of one kind.",
-        "when one kind has more than 4,096 signers",
+        "when one kind has more than 4,096 signers, or 4 MiB",
     ),
 }
 RELAY: MetricGroup = {

@@ -53,7 +53,7 @@ class MembershipCounters:
 
     num_publish_failures: int  # publications that no peer took in time; each was tried again
     num_malformed: int  # validly signed but malformed records of others
-    num_dropped: int  # records of others beyond MAX_LISTED_PEERS
+    num_dropped: int  # records of others beyond MAX_LISTED_PEERS or MAX_VIEW_BYTES
 
 
 @dataclass(slots=True)

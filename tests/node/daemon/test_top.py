@@ -34,7 +34,7 @@ def test_top_in_a_pipe_prints_its_picture_once(seed: Seed) -> None:
     )
     assert done.stdout.startswith("network tests · version ")
     assert "\x1b" not in done.stdout
-    assert done.stderr == ""
+    assert done.stderr == "joining the network tests\n"
 
 
 def test_top_on_a_terminal_is_live_until_q(seed: Seed) -> None:

@@ -107,6 +107,7 @@ class FollowedRun:
             newest=self.newest,
             roster=self.observer.roster if self.observer else (),
             other_history=self.other_history,
+            digests=self.observer.digests if self.observer else (),
         )
 
     @property

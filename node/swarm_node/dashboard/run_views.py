@@ -50,7 +50,7 @@ class RunFacts:
     `end` is set for a run whose members left before one was asked for the proof of the last step. `endorsed_step` is
     the newest step that its author endorsed, verified here (0: none was seen). `newest` is the newest step that was
     proved here since the start. `roster` are the members that decide the next step. `other_history` are members that
-    follow another history than these steps.
+    follow another history than these steps. `digests` are those of the newest step's states (see `Observer.digests`).
     """
 
     run: str
@@ -63,6 +63,7 @@ class RunFacts:
     newest: CommittedStep | None = None
     roster: Sequence[str] = ()
     other_history: OtherHistory | None = None
+    digests: Collection[str] = ()
 
 
 def ban_views(bans: Sequence[Ban], names: Names) -> tuple[BanView, ...]:
@@ -103,7 +104,7 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         loss=losses[-1] if losses else None,
         losses=losses,
         num_members=len(members),
-        num_agreeing=sum(record.digest.hex() == digest for record in at_step),
+        num_agreeing=sum(record.digest.hex() in {digest, *facts.digests} for record in at_step),
         num_at_step=len(at_step),
         digest=digest,
         # members of a waiting run still announce the speed of their last step

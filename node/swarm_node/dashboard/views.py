@@ -245,7 +245,7 @@ class RunView(View):
     loss: float | None
     losses: tuple[float, ...]  # of the newest committed steps, at most 60, for a sparkline
     num_members: int
-    num_agreeing: int  # members at the newest committed step whose digest is the committed one
+    num_agreeing: int  # members at the newest committed step whose digest is that of a committed state
     num_at_step: int  # members that say that they are at that step
     digest: str
     tokens_per_s: float | None

@@ -386,6 +386,14 @@ def test_run_says_that_members_follow_another_history() -> None:
     assert "swarm-node run resume" in words
 
 
+def test_members_agree_after_a_round_that_only_admitted_members() -> None:
+    later = b"later".ljust(32)
+    records = {name: trainer_record(5, digest=later) for name in ("first", "second")}
+    known = replace(facts(step(5)), trainers=Listed(records=records, ages_s={}))
+    assert run_view(known, 0.0).num_agreeing == 0
+    assert run_view(replace(known, digests={later.hex()}), 0.0).num_agreeing == 2
+
+
 def test_run_names_its_slow_links_by_the_names_of_its_members() -> None:
     slow = SlowLink(kind="link", sender="12D3KooWone", receiver="12D3KooWtwo", slowdown=7.24)
     found = run_view(replace(facts(), slow_links=(slow,)), 100.0, {"12D3KooWone": "attic"})

@@ -97,6 +97,12 @@ class Observer:
         """The members that decide the next step; empty before the first."""
         return tuple(self._last.roster) if self._last else ()
 
+    @property
+    def digests(self) -> frozenset[str]:
+        """The digests of the states that were seen of the last outer step. A round that only admits members makes
+        another one."""
+        return frozenset(link.outcome.state_digest.hex() for link in self._history.since(self.outer_step))
+
     async def members(self) -> Mapping[str, TrainerRecord]:
         """Return the records of the peers that train the run now, by peer id. Raises PeerTimeout."""
         records, admits = await self._membership.trainers(self._reader.run), self._reader.signatures.admits

@@ -300,7 +300,7 @@ def test_run_takes_few_rounds_while_training_diverges_everywhere_and_continues_w
 def test_run_continues_without_a_member_that_hangs_while_the_others_bring_no_work(
     hung: int, has_trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever hangs: one of the three is the coordinator of the first attempt."""
+    """Any of the three may hang, also the coordinator of the first attempt."""
     monkeypatch.setattr(group_formation, "UNKNOWN_INTERVAL_S", 100.0)
 
     async def main() -> None:

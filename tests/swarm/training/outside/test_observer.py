@@ -23,7 +23,7 @@ from swarm.training.state.ancestry import LATE_S
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
-from swarm.training.trainer_events import OtherHistory, OuterStep
+from swarm.training.trainer_events import Admitted, OtherHistory, OuterStep
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.member_messages import Standing, StandingRequest
@@ -100,6 +100,26 @@ def test_observer_names_the_members_of_the_history_that_it_does_not_follow() -> 
             follows, others = (few, most) if few[0].peer_id in observer.roster else (most, few)
             assert set(observer.roster) == {member.peer_id for member in follows}
             assert set(other.peers) <= {member.peer_id for member in others}
+
+    virtual_time.run(main())
+
+
+def test_observer_knows_the_state_after_a_round_that_only_admitted_members() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=1000)) as swarm, observing(swarm) as observer:
+            members = [await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=0.1)) for index in range(3)]
+            while not all(member.of(OuterStep) for member in members):
+                await asyncio.sleep(0.05)
+            for member in members:
+                member.inner.diverges = True
+            num_admitted = len(members[0].of(Admitted))
+            while len(members[0].of(Admitted)) < num_admitted + 3:
+                await asyncio.sleep(0.05)
+            committed, after = members[0].of(OuterStep)[-1], members[0].trainer.state
+            await observer.look(await found(observer))
+            assert after is not None
+            assert (observer.outer_step, observer.digests) == (committed.step, {after.digest.hex()})
+            assert after.digest.hex() != committed.digest
 
     virtual_time.run(main())
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from swarm.newest_items import NewestItems
+from swarm.serving.model.batch import is_decode
 
 QUANTUM_TOKENS = 256
 """Prompt tokens of a client's turn. Most questions fit in one turn, for which a long document waits only a few
@@ -42,7 +43,7 @@ class SchedulableStep:
 
     @property
     def is_decode(self) -> bool:
-        return self.num_tokens - self.num_drafts == 1
+        return is_decode(self.num_tokens, self.num_drafts)
 
 
 W = TypeVar("W", bound=SchedulableStep)

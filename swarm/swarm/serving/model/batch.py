@@ -35,9 +35,10 @@ class SequenceRows:
     want: Want
     num_drafts: int = 0
 
-    @property
-    def is_decode(self) -> bool:
-        return self.num_tokens - self.num_drafts == 1
+
+def is_decode(num_rows: int, num_drafts: int) -> bool:
+    """Return whether rows are of one token, and perhaps of drafts after it."""
+    return num_rows - num_drafts == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

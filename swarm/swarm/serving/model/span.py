@@ -21,7 +21,7 @@ from swarm_protocol.errors import ConfigError
 from torch import Tensor, nn
 
 from swarm.serving.model.attention import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder, cache_argument
-from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want, is_decode
 from swarm.serving.model.fused_decode import FusedBlocks, fused_blocks
 from swarm.serving.model.kv_pool import KVPool, KVShape
 from swarm.serving.model.model_cut import block_list
@@ -115,7 +115,7 @@ class Span:
         with threads(self.step_threads[step] if step else self.num_threads, self.num_threads):
             if not self.is_ragged:
                 return self.run_alone(x, batch.pieces, pool)
-            if self.is_fused and all(piece.is_decode for piece in batch.pieces):
+            if self.is_fused and all(is_decode(piece.num_tokens, piece.num_drafts) for piece in batch.pieces):
                 return self.run_fused(x, batch.pieces, pool)
             return self.run_ragged(x, batch.pieces, pool)
 

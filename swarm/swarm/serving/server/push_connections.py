@@ -275,7 +275,7 @@ class SessionLink:
             draw=step.draw,
             rows=rows,
             source_id=self._own.sequence_id,
-            upstream_ms=(*step.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if step.is_single else (),
+            upstream_ms=(*step.upstream_ms, spent_ms)[-limits.MAX_UPSTREAM :] if step.is_decode else (),
             num_drafts=step.num_drafts,
         )
         try:

@@ -239,7 +239,7 @@ class ServerSession:
         await self._services.failpoints.reached("serve/reply")
         self._answered = firm_end
         # the client waits for no answer about a single token but the last server's
-        is_forwarded_token = step.forward and self._link.next is not None and step.is_single
+        is_forwarded_token = step.forward and self._link.next is not None and step.is_decode
         result = StepResult(
             sequence_id=self.sequence_id,
             position=step.position + step.num_rows,
@@ -314,7 +314,7 @@ class ServerSession:
     async def _compute(self, step: CheckedStep) -> StepOutput:
         """Wait for room to send the result, then run the step. Raises SwarmError."""
         try:
-            await self._services.failpoints.reached("serve/decode" if step.is_single else "serve/prefill")
+            await self._services.failpoints.reached("serve/decode" if step.is_decode else "serve/prefill")
             await self.connection.room()
             if step.forward:
                 await self._link.room()

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from swarm.serving.engine.compute import RunnableSpan
 from swarm.serving.engine.sequence import EngineSequence
+from swarm.serving.model.batch import is_decode
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import hidden_of, tokens_of
 
@@ -105,9 +106,8 @@ class CheckedStep:
     num_drafts: int = 0
 
     @property
-    def is_single(self) -> bool:
-        """Return whether the step is of one token, and perhaps of drafts after it."""
-        return self.num_rows - self.num_drafts == 1
+    def is_decode(self) -> bool:
+        return is_decode(self.num_rows, self.num_drafts)
 
     def with_drafts(self, num_drafts: int) -> CheckedStep:
         """Return the step with only the first `num_drafts` of its drafts."""

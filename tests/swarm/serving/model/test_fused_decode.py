@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from swarm.serving.model import fused_decode
-from swarm.serving.model.batch import Batch, SequenceRows, Want
+from swarm.serving.model.batch import Batch, SequenceRows, Want, is_decode
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.packing import PackedLinear, can_pack
@@ -142,7 +142,7 @@ def test_run_fused_gives_for_drafts_what_it_gives_for_one_token_after_another(sp
     first = decodes()[2]  # the drafts begin a page
     piece = replace(first, num_tokens=4, num_drafts=3, pages=[*first.pages, 31])
     x, pools = rows(span, 5), [filled_pool(span) for _ in range(2)]
-    assert piece.is_decode
+    assert is_decode(piece.num_tokens, piece.num_drafts)
     with torch.inference_mode():
         for pool in pools:  # the place of the drafts has others, which were wrong
             span.run_fused(-x[1:], [piece], pool)

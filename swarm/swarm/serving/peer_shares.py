@@ -11,10 +11,10 @@ from swarm_protocol.errors import PeerRefused
 
 from swarm.newest_items import NewestItems
 
-RETRY_AFTER_S = 5.0
-"""A typical answer takes some seconds. Then its pages are free."""
+RETRY_AFTER_S = 2.0
+"""Room that is freed is kept for a client that waits, so it is used no sooner than that client asks again."""
 
-WAIT_S = 2 * RETRY_AFTER_S
+WAIT_S = 3 * RETRY_AFTER_S
 """Time for which a refused client counts as waiting: until it has asked again, and some more."""
 
 MAX_WAITING = 1024

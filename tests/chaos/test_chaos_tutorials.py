@@ -132,7 +132,7 @@ class Learner:
     def _until_done(self, command: list[str], what: str, shown: str = "") -> None:
         """Repeat the command until it succeeds and prints `shown`, as a person waits until what they started is
         ready."""
-        if what.startswith("make setup"):
+        if what.startswith(("make setup", "pip install")):  # the test runs in what these lines make
             return
         print(f"$ {what.splitlines()[0]}")
         is_demo = "swarm-node demo" in what

@@ -80,6 +80,8 @@ class Learner:
         """Type a line, and wait until it has printed the text that the page shows."""
         if not LASTING.match(line):
             self._until_done(["bash", "-c", self._meant(line)], line, shown)
+            if drained := re.match(r"swarm-node drain (--home \w+)", line):
+                self.wait(drained[1])  # its process ends a moment after its home is free
             return
         name = re.sub(r"\W+", "-", line)[:80]
         log_path = self._folder / f"{name}.log"

@@ -607,6 +607,16 @@ def test_partition_ends_in_one_state_when_both_halves_went_on() -> None:
     virtual_time.run(main(), compute_s=COST)
 
 
+def test_run_over_links_with_round_trips_of_a_second_commits_its_steps() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=3), link=LinkModel(latency_s=0.5)) as swarm:
+            members = [await swarm.join(f"m{index}") for index in range(3)]
+            assert_equal_steps(await swarm.finish(), 3)
+            assert not any(member.of(RoundAborted) for member in members)
+
+    virtual_time.run(main())
+
+
 def test_run_over_slow_links_with_jitter_commits_equal_states() -> None:
     async def main() -> None:
         link = LinkModel(latency_s=0.1, jitter_s=0.05, bandwidth_bytes_per_s=100_000.0)

@@ -172,11 +172,12 @@ def test_trace_is_found_by_the_header_and_by_the_answers_id() -> None:
         assert await openai.get(f"/traces/{trace_id}", cast_to=object) == {
             "id": trace_id,
             "tokens": 3,
+            "sampling": {"temperature": 1, "top_p": 0.8, "top_k": 0, "min_p": 0, "repetition_penalty": 1},
             "num_reused_tokens": 2,
             "replays": [],
         }
 
-    converse(ScriptedClient(), conversation)
+    converse(ScriptedClient(own={"top_p": 0.8}), conversation)
 
 
 def test_trace_of_a_running_answer_is_current() -> None:

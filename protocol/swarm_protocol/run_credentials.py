@@ -289,8 +289,8 @@ def check_credential(
 def _check_vouches(credential: RunCredential, run: str, network_id: str, at: float) -> None:
     for each in credential.vouches:
         vouch = _unseal(each, VOUCH_PURPOSE, network_id, at)
-        if vouch.subject != _vouch_subject(run, credential.peer_id):
-            raise PeerViolation("a vouch is for another newcomer or run", peer_id=credential.peer_id)
+        if vouch.subject != _vouch_subject(run, credential.peer_id) or vouch.payload:
+            raise PeerViolation("a vouch is for another newcomer or run, or holds more", peer_id=credential.peer_id)
 
 
 def _check_invitation(
@@ -306,8 +306,8 @@ def _check_invitation(
         raise PeerViolation("its invitation is bound to one node, or lacks its link", peer_id=credential.peer_id)
     if not terms.is_bound:
         link = _unseal(credential.chain[1], LINK_PURPOSE, network_id, at)
-        if link.peer_id != holder:
-            raise PeerViolation("its invitation is for another key", peer_id=credential.peer_id)
+        if link.peer_id != holder or link.payload:
+            raise PeerViolation("its invitation is for another key, or its link holds more", peer_id=credential.peer_id)
         holder = link.subject
     if holder != credential.peer_id:
         raise PeerViolation("its invitation is another node's", peer_id=credential.peer_id)

@@ -20,6 +20,7 @@ from protocol.credential_examples import (
     shown,
 )
 from swarm_protocol import limits
+from swarm_protocol.envelope import seal_now
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import (
@@ -108,6 +109,20 @@ def test_link_of_another_key_or_on_a_bound_certificate_is_refused() -> None:
     without = RunCredential(peer_id=NEWCOMER.peer_id, chain=(INVITATION.certificate,))
     for wrong in (passed_on, without):
         with pytest.raises(PeerViolation, match="bound to one node, or lacks its link"):
+            check(wrong)
+
+
+def test_link_or_vouch_with_a_payload_is_refused_as_other_implementations_refuse_it() -> None:
+    def with_payload(signer: Identity, purpose: str, subject: str) -> bytes:
+        return seal_now(signer, NETWORK_ID, purpose=purpose, subject=subject, payload=b"more", now=NOW, lifetime_s=60.0)
+
+    link = with_payload(Identity(INVITATION.key), "run-invitee", NEWCOMER.peer_id)
+    vouch = with_payload(MEMBER, "run-vouch", f"{RUN}/{NEWCOMER.peer_id}")
+    for wrong in (
+        RunCredential(peer_id=NEWCOMER.peer_id, chain=(INVITATION.certificate, link)),
+        RunCredential(peer_id=NEWCOMER.peer_id, vouches=(vouch,)),
+    ):
+        with pytest.raises(PeerViolation, match="holds more"):
             check(wrong)
 
 

@@ -28,7 +28,7 @@ from swarm.training.run import signed_run
 from swarm.training.state import certificate_history as history
 from swarm.training.state import lease, replica_state, run_context, state_transfer
 from swarm_compression.codec import CUT_VALUES
-from swarm_protocol import limits
+from swarm_protocol import limits, run_credentials
 from swarm_protocol.version import PROTOCOL_VERSION
 
 PAGES = {path.rsplit("/", 1)[-1]: " ".join(text.split()) for path, text in written("reference/protocol").items()}
@@ -122,6 +122,7 @@ SAID = [
     ),
     ("sessions.md", f"After {session_state.MAX_FAILURES} failures of servers"),
     ("sessions.md", f"and {forward_server.MAX_CALL_S:.0f} s"),
+    ("rounds.md", f"`max_uses` from 1 to {run_credentials.MAX_USES}"),
     ("rounds.md", f"chunks of {replica_state.CHUNK_BYTES // MIB} MiB"),
     ("rounds.md", f"head has at most {replica_state.MAX_HEAD_BYTES // MIB} MiB"),
     ("rounds.md", f"({round_state.FIRST_REST_S} s, doubling to {round_state.MAX_REST_S:.0f} s)"),

@@ -21,6 +21,7 @@ from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.server.deployment import LoadedSpan, ServerOptions
 from swarm.serving.server.span_server import SpanServer
+from swarm.serving.session.client_state import SessionOptions
 from swarm.serving.tokenizer.model_assets import TokenizerLimits
 from swarm_node.gateway.app import create_app
 from swarm_node.http.server import listen, serving
@@ -88,6 +89,7 @@ async def gateway_swarm(
     options: ServerOptions | None = None,
     tokenizers: TokenizerLimits | None = None,
     used: UsedRevisions | None = None,
+    patience_s: float = 20.0,
 ) -> AsyncIterator[Swarm]:
     """With `tokenizers`, tokenizers are separate processes with these limits."""
     internet = MemoryInternet()
@@ -97,7 +99,11 @@ async def gateway_swarm(
             stack.enter_context(patch("swarm.client.assets_cache.TokenizerProcess", TokenizerHere))
         network = internet.network()
         membership = await stack.enter_async_context(Membership(network))
-        client_options = ClientOptions(tokenizers=tokenizers or TokenizerLimits(), used=used or UsedRevisions())
+        client_options = ClientOptions(
+            session=SessionOptions(patience_s=patience_s),
+            tokenizers=tokenizers or TokenizerLimits(),
+            used=used or UsedRevisions(),
+        )
         client = await stack.enter_async_context(
             aclosing(AsyncClient(network=network, membership=membership, options=client_options))
         )

@@ -210,7 +210,8 @@ def test_prompt_over_the_cache_of_every_server_is_refused_and_another_session_go
     """Two requests fit in no server ever, and one does not fit while another session is there."""
 
     async def main() -> None:
-        async with gateway_swarm(checkpoint, (0, 2), (2, 4), options=ServerOptions(kv_bytes=KV_BYTES)) as swarm:
+        options = ServerOptions(kv_bytes=KV_BYTES)
+        async with gateway_swarm(checkpoint, (0, 2), (2, 4), options=options, patience_s=0.0) as swarm:
             budget = min(server.max_kv_tokens for server in swarm.servers.values())
             assert 200 < budget < 900  # under the context of 1024, which would give another refusal
             before = swarm.num_free_tokens()

@@ -50,8 +50,9 @@ GRACE_SHARE = 0.25
 MAX_GRACE_S = 30.0
 """The grace is this share of an interval, at most MAX_GRACE_S. Slower members would otherwise lose the work of a whole
 interval. It is not longer, because the coordinator also waits that long for members that are gone without a word."""
-UNKNOWN_INTERVAL_S = 3600.0
-"""A member that brings no work, and has never trained, waits for the others' work for this long."""
+MIN_WORK_DUE_S = 600.0
+"""Members that bring no work wait for the others' work for at least this long. Their own intervals say little about
+those of slower machines, whose work they would leave out in each round if they never bring any."""
 
 MAX_LONE_MOVES = 3
 """Maximum moves in one step to an attempt that too few members have reached for one of them to be honest. They only
@@ -391,7 +392,7 @@ def decision_s(state: RoundState, now: float) -> float:
 
 def _work_due_at(state: RoundState) -> float:
     """Return when members that bring no work stop waiting for the work of others, who may hang for good."""
-    return state.began_at + (2 * state.interval_s or UNKNOWN_INTERVAL_S)
+    return state.began_at + max(2 * state.interval_s, MIN_WORK_DUE_S)
 
 
 def grace_after(interval_s: float, least_s: float) -> float:

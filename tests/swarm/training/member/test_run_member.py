@@ -301,7 +301,7 @@ def test_run_continues_without_a_member_that_hangs_while_the_others_bring_no_wor
     hung: int, has_trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Any of the three may hang, also the coordinator of the first attempt."""
-    monkeypatch.setattr(group_formation, "UNKNOWN_INTERVAL_S", 100.0)
+    monkeypatch.setattr(group_formation, "MIN_WORK_DUE_S", 100.0)
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=100)) as swarm:
@@ -320,6 +320,25 @@ def test_run_continues_without_a_member_that_hangs_while_the_others_bring_no_wor
             async with asyncio.timeout(600.0):
                 while len(others[0].of(OuterStep)) < num_steps + 3:
                     await asyncio.sleep(0.5)
+
+    virtual_time.run(main())
+
+
+def test_work_of_a_slow_member_counts_while_faster_ones_never_bring_any() -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=100)) as swarm:
+            members = [await swarm.join(f"m{index}", inner=SyntheticInner(virtual_step_s=1.0)) for index in range(3)]
+            while not all(member.of(OuterStep) for member in members):
+                await asyncio.sleep(0.1)
+            *broken, slow = members
+            slow.inner.virtual_step_s = 5.0
+            for member in broken:
+                member.inner.diverges = True
+            num_steps = len(slow.of(OuterStep))
+            async with asyncio.timeout(150.0):
+                while len(slow.of(OuterStep)) < num_steps + 4:
+                    await asyncio.sleep(0.5)
+            assert all(member.of(IntervalFailed) for member in broken)
 
     virtual_time.run(main())
 

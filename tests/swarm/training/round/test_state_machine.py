@@ -41,12 +41,7 @@ from support.round_scripts import (
     vote_of,
 )
 from swarm.training.round import state_machine as machine
-from swarm.training.round.group_formation import (
-    MAX_LONE_MOVES,
-    UNKNOWN_INTERVAL_S,
-    awaited_peers,
-    num_lacking,
-)
+from swarm.training.round.group_formation import MAX_LONE_MOVES, MIN_WORK_DUE_S, awaited_peers, num_lacking
 from swarm.training.round.round_events import (
     Announce,
     Ask,
@@ -357,7 +352,7 @@ def test_member_without_tokens_waits_for_training_members_and_moves_them_without
     idle, _ = run([(0.0, Offered(contribution=replace(contribution(ME), num_tokens=0, num_samples=0)))])
     busy, _ = run([(0.0, OFFER)])
     assert idle.asked == COORDINATOR
-    assert (idle.timers.waits_until or 0.0) > UNKNOWN_INTERVAL_S > 10 * (busy.timers.waits_until or 0.0) > 0.0
+    assert (idle.timers.waits_until or 0.0) > MIN_WORK_DUE_S > 10 * (busy.timers.waits_until or 0.0) > 0.0
     training, _ = run([(1.0, Reported(peer=OTHERS[0], ready=ready(3)))])
     moved, _ = run([(0.0, OFFER), (1.0, Reported(peer=OTHERS[0], ready=ready(3)))])
     assert (training.attempt, training.attempts.short_since) == (3, None)

@@ -51,8 +51,8 @@ MAX_GRACE_S = 30.0
 """The grace is this share of an interval, at most MAX_GRACE_S. Slower members would otherwise lose the work of a whole
 interval. It is not longer, because the coordinator also waits that long for members that are gone without a word."""
 MIN_WORK_DUE_S = 600.0
-"""Members that bring no work wait for the others' work for at least this long. Their own intervals say little about
-those of slower machines, whose work they would leave out in each round if they never bring any."""
+"""Members that bring no work wait at least this long for that of others. Slower machines, of whose intervals their own
+say little, would otherwise be left out of each round."""
 
 MAX_LONE_MOVES = 3
 """Maximum moves in one step to an attempt that too few members have reached for one of them to be honest. They only

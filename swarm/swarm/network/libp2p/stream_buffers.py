@@ -25,9 +25,9 @@ SLICE_BYTES = 2**16
 """Maximum bytes of a long body that are read at once if the download is limited."""
 
 MAX_FRAMES_AT_ONCE = 64
-"""Maximum frames of one stream that are accepted at once; then the stream waits for the next turn of the loop. More
-come with one read only if they have hardly any data. The hundreds of streams that a stranger may have would keep all
-others waiting, since one read holds 3,000 empty frames, and uvloop reads up to 32 times in a turn."""
+"""Maximum frames of one stream that are accepted at once; then the stream waits for the next turn of the loop. The
+hundreds of streams that a stranger may have would keep all others waiting, since one read holds 3,000 empty frames, and
+uvloop reads up to 32 times in a turn."""
 
 _TAKEN_BYTES = 2**16
 """Maximum bytes taken at once from a StreamReader, which bounds the memory that is held twice."""
@@ -53,7 +53,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
         self._scratch = bytearray(SCRATCH_BYTES)
         self._num_scratch = 0  # bytes in the scratch, of a frame that is not whole yet
         self._is_announced = False  # whether `announced` was called for that frame
-        self._is_behind = False  # whether the scratch may have more frames for the next turns
+        self._num_at_once = 0  # frames accepted since the stream last waited for a turn of the loop
         self._body = bytearray()  # the body of a frame that does not fit the scratch; empty if there is none
         self._num_body = 0
         self._num_unwanted = 0  # bytes still to come of an unwanted frame
@@ -160,7 +160,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
             self._advance(num_bytes)
             while self._is_behind and not self._ended.done():
                 await asyncio.sleep(0)
-                self._parse()
+                self._parse_on()
             view = view[num_bytes:]
 
     def _try(self, step: Callable[[], None]) -> None:
@@ -201,15 +201,25 @@ class StreamBuffers(asyncio.BufferedProtocol):
             return
         self._is_paused = False
         if self._is_behind:
-            self._try(self._parse)
+            self._try(self._parse_on)
         if not (self._is_paused or self._ended.done()):
             self._transport.resume_reading()
 
+    @property
+    def _is_behind(self) -> bool:
+        """Whether the scratch may have more frames for the next turns."""
+        return self._num_at_once == MAX_FRAMES_AT_ONCE
+
+    def _parse_on(self) -> None:
+        """Accept frames in a new turn of the loop."""
+        self._num_at_once = 0
+        self._parse()
+
     def _parse(self) -> None:
         """Accept the first whole frames in the scratch. The rest moves to its beginning, or to a separate body."""
-        view, at, num_frames = memoryview(self._scratch)[: self._num_scratch], 0, 0
-        while len(view) - at >= framing.HEADER.size and num_frames < MAX_FRAMES_AT_ONCE:
-            num_frames += 1
+        view, at = memoryview(self._scratch)[: self._num_scratch], 0
+        while len(view) - at >= framing.HEADER.size and self._num_at_once < MAX_FRAMES_AT_ONCE:
+            self._num_at_once += 1
             kind, length = framing.parse_header(view[at : at + framing.HEADER.size])
             is_wanted = self._is_announced or self._announced(kind, length)
             self._is_announced = False
@@ -230,7 +240,6 @@ class StreamBuffers(asyncio.BufferedProtocol):
                 break
         self._num_scratch = len(view) - at
         self._scratch[: self._num_scratch] = view[at:]
-        self._is_behind = num_frames == MAX_FRAMES_AT_ONCE
         if self._is_behind:
             self._pause()
 

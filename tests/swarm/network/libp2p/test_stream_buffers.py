@@ -277,6 +277,28 @@ def test_short_frames_leave_the_loop_after_a_few(num_before: int) -> None:
     in_each_loop(case)
 
 
+@pytest.mark.parametrize("num_bytes", [1, 300])
+def test_frames_of_many_reads_leave_the_loop_after_a_few(num_bytes: int) -> None:
+    """One read holds fewer than MAX_FRAMES_AT_ONCE of the longer ones."""
+    one = framing.frame(Kind.DATA, bytes(num_bytes))
+    num_frames = 2**17 // len(one)
+
+    async def case(near: Near) -> None:
+        most, before = 0, 0
+        running = asyncio.create_task(near.run())
+        await near.wire.drained()
+        rest = one * num_frames
+        assert near.far.send(rest) == len(rest)
+        while len(near.frames) < num_frames:
+            await asyncio.sleep(0)
+            most, before = max(most, len(near.frames) - before), len(near.frames)
+        near.far.close()
+        await running
+        assert most <= MAX_FRAMES_AT_ONCE
+
+    in_each_loop(case)
+
+
 def test_connection_lost_before_it_is_taken_over_ends_after_its_received_frames() -> None:
     async def case(near: Near) -> None:
         await asyncio.get_running_loop().sock_sendall(near.far, framing.frame(Kind.DATA, b"a"))

@@ -37,7 +37,8 @@ TOLD_S = 60.0
 MAX_TOLD = 128
 """Maximum addresses at one public IP that are dialled in TOLD_S although their peer has not told them to this node:
 two each of the peers of a cluster behind one IP. Otherwise, each liar near a key made each search for it dial 80
-addresses of made-up peers, all at the machine that it names."""
+addresses of made-up peers, all at the machine that it names. Peers there that are known from others alone are not
+dialled meanwhile."""
 
 MAX_RELAYS = 2
 """Maximum relays of a peer that are asked for an introduction, one after the other."""

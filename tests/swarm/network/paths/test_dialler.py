@@ -200,6 +200,8 @@ def test_made_up_peers_at_one_machine_cost_it_a_bounded_number_of_dials(way: str
         for i in range(100):
             await dial(f"made up {i}", range(1, 9))
         assert num_dialled() == MAX_TOLD
+        await dial("true peer", [4001])
+        assert num_dialled() == MAX_TOLD, "it cannot be told from a made-up one"
         world.told_by_itself.append(way.format("/ip4/44.9.9.9/tcp/4001"))
         await dial(PEER, [4001, 4002])
         assert num_dialled() == MAX_TOLD + 1, "the peer itself has told one"

@@ -7,16 +7,20 @@ import hashlib
 import os
 import struct
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.message import Message
-from interop.libp2p_host import Connection, Host, Stream, public_key_of, varint
+from interop.libp2p_channel import public_key_of, varint
+from interop.libp2p_host import Connection, Host, Stream
 from swarm_protocol.proto import dht_pb2, failure_pb2, hello_pb2, p2pd_pb2
 
 VERSION = b"\1"
 PIECE = 2**20
 CREDIT = 4 * 2**20
+MAX_DIRECT_BYTES = 64 * 1024
 MORE, DATA, GRANT, FINISH, FAILURE, END, ACK = range(7)
 SKEW_S = 15.0
 
@@ -45,6 +49,7 @@ def refusal(data: bytes) -> Refused:
 
 @dataclass(frozen=True)
 class Envelope:
+    data: bytes
     purpose: str
     network: str
     subject: str
@@ -73,7 +78,7 @@ def read_envelope(data: bytes, purpose: str, network: str, max_lifetime_s: float
     if not 0 < issued < expires or expires <= now or issued > now + SKEW_S or expires - issued > max_lifetime_s:
         raise ValueError("times")
     Ed25519PublicKey.from_public_bytes(signer).verify(signature, b"swarm-envelope:" + data[:-64])
-    return Envelope(*texts, signer, issued, expires, payload)
+    return Envelope(data, *texts, signer, issued, expires, payload)
 
 
 def make_envelope(host: Host, purpose: str, network: str, subject: str, payload: bytes, lifetime_s: float) -> bytes:
@@ -90,7 +95,7 @@ def make_envelope(host: Host, purpose: str, network: str, subject: str, payload:
 
 
 class MessageStream:
-    """A stream as the opener sees it, without resuming: it is lost with its connection."""
+    """A stream without resuming: it is lost with its connection."""
 
     def __init__(self, stream: Stream):
         self._stream = stream
@@ -104,6 +109,12 @@ class MessageStream:
     async def open(cls, connection: Connection, protocol: str) -> MessageStream:
         stream = await connection.open(protocol)
         await stream.write(os.urandom(16))
+        return cls(stream)
+
+    @classmethod
+    async def accept(cls, stream: Stream) -> MessageStream:
+        """Take a stream that the peer has opened. Its id would only serve for resuming."""
+        await stream.read(16)
         return cls(stream)
 
     async def _frame(self, kind: int, length: int, body: bytes = b"") -> None:
@@ -171,15 +182,21 @@ class MessageStream:
                 await self._stream.write(struct.pack(">BI", ACK, count))
 
 
-# --- a node that only asks -------------------------------------------------------------------------------------------
+# --- a node ----------------------------------------------------------------------------------------------------------
+
+
+Unary = Callable[[str, bytes], bytes]
+"""Answers a call, given the caller's peer id and the request."""
 
 
 class Node:
     def __init__(self, network: str):
         self.network, self.host = network, Host()
-        self.host.handlers["/swarm/hello"] = self._greeted
         self.connections: dict[str, Connection] = {}
         self.addrs: dict[str, list[str]] = {}
+        self.records: dict[bytes, dict[bytes, Envelope]] = {}  # those held for others, by place and signer
+        self.parcels: dict[tuple[str, bytes], bytes] = {}
+        self._answer("/swarm/hello", lambda _peer_id, _request: self._hello())
 
     def protocol(self, rest: str) -> str:
         return f"/swarm/6/{self.network}/{rest}"
@@ -199,11 +216,41 @@ class Node:
             hello_pb2.Hello(network_id=self.network, protocol_version=6, software_version="2", sent_at=time.time())
         )
 
-    async def _greeted(self, stream: Stream, peer_id: str) -> None:
-        request = p2pd_pb2.PersistentConnectionRequest.FromString(await stream.read_delimited())
-        answer = p2pd_pb2.PersistentConnectionRequest(callId=request.callId)
-        answer.unaryResponse.response = self._hello()
-        await write_delimited(stream, answer)
+    async def listen(self) -> None:
+        """Take part in the DHT. Without this a node only asks."""
+        await self.host.listen()
+        self._answer(self.protocol("dht/find"), self._found)
+        self._answer(self.protocol("dht/store"), self._store)
+
+    def serve(self, method: str, handler: Unary) -> None:
+        """Answer calls of a method; a large answer is kept until its caller fetches it."""
+
+        def answer(peer_id: str, request: bytes) -> bytes:
+            response = handler(peer_id, request)
+            if len(response) < MAX_DIRECT_BYTES:
+                return b"\0" + response
+            token = os.urandom(16)
+            self.parcels[peer_id, token] = response
+            return b"\2" + token
+
+        self._answer(self.protocol(f"call/{method}"), answer)
+        self.host.handlers[self.protocol("parcel/")] = self._send_parcel
+
+    async def _send_parcel(self, stream: Stream, peer_id: str) -> None:
+        messages = await MessageStream.accept(stream)
+        await messages.send(self.parcels.pop((peer_id, await messages.receive())))
+        with suppress(EOFError):
+            await messages.receive()  # the caller ends the stream when it has the parcel
+        await messages.close()
+
+    def _answer(self, protocol: str, handler: Unary) -> None:
+        async def answer(stream: Stream, peer_id: str) -> None:
+            request = p2pd_pb2.PersistentConnectionRequest.FromString(await stream.read_delimited())
+            response = p2pd_pb2.PersistentConnectionRequest(callId=request.callId)
+            response.unaryResponse.response = handler(peer_id, request.callUnary.data)
+            await write_delimited(stream, response)
+
+        self.host.handlers[protocol] = answer
 
     async def connect(self, peer_id: str) -> Connection:
         known = self.connections.get(peer_id)
@@ -268,7 +315,7 @@ class Node:
         def distance(peer_id: str) -> int:
             return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()) ^ int.from_bytes(place)
 
-        known = sorted(set(self.connections) | set(self.addrs), key=distance)[:10]
+        known = sorted(set(self.connections) | set(self.addrs) - {self.host.peer_id}, key=distance)[:10]
         return [peer_id for peer_id in known if peer_id not in asked]
 
     async def store(self, peer_id: str, record: bytes) -> bool:
@@ -277,10 +324,36 @@ class Node:
         answer = await self.unary(peer_id, self.protocol("dht/store"), request)
         return bool(answer) and unpack(dht_pb2.StoreResponse, answer).held
 
+    async def publish(self, key: str, payload: Message, lifetime_s: float = 300.0) -> bool:
+        """Sign a record without digits, store it at the nodes nearest to its key, and return whether one holds it."""
+        await self.find(key)
+        record = make_envelope(self.host, "record", self.network, f"{key}#", pack(payload), lifetime_s)
+        nearest = self._nearest(hashlib.sha256(f"{key}#".encode()).digest(), set())[:5]
+        return any(await asyncio.gather(*[self.store(peer_id, record) for peer_id in nearest]))
+
+    def _found(self, peer_id: str, request: bytes) -> bytes:
+        asked = unpack(dht_pb2.FindRequest, request)
+        if asked.addrs:
+            self.addrs[peer_id] = list(asked.addrs)
+        answer = dht_pb2.FindResponse(addrs=self.host.addrs)
+        for place in asked.keys:
+            held = [] if asked.only_peers else [each.data for each in self.records.get(place, {}).values()]
+            near = [other for other in self._nearest(place, set()) if other in self.addrs]
+            peers = [dht_pb2.Contact(peer_id=other, addrs=self.addrs[other]) for other in near]
+            answer.found.add(records=held, peers=peers)
+        return pack(answer)
+
+    def _store(self, _peer_id: str, request: bytes) -> bytes:
+        envelope = read_envelope(unpack(dht_pb2.StoreRequest, request).record, "record", self.network, 300.0)
+        held = self.records.setdefault(hashlib.sha256(envelope.subject.encode()).digest(), {})
+        if envelope.signer not in held or held[envelope.signer].issued_at < envelope.issued_at:
+            held[envelope.signer] = envelope
+        return pack(dht_pb2.StoreResponse(held=True))
+
     async def _ask(self, peer_id: str, place: bytes) -> list[bytes]:
         try:
             async with asyncio.timeout(3):
-                request = pack(dht_pb2.FindRequest(keys=[place]))
+                request = pack(dht_pb2.FindRequest(keys=[place], addrs=self.host.addrs))
                 answer = unpack(dht_pb2.FindResponse, await self.unary(peer_id, self.protocol("dht/find"), request))
                 if answer.is_cut:
                     whole = await self.stream(peer_id, "dht/find_whole")
@@ -297,6 +370,7 @@ class Node:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.host.close()
         for connection in self.connections.values():
             await connection.close()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from interop.libp2p_host import peer_id_of, public_key_of
+from interop.libp2p_channel import peer_id_of, public_key_of
 from interop.second_node import Node, Refused, read_envelope, unpack
 from swarm_protocol.proto import training_pb2
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from interop.libp2p_host import peer_id_of
+from google.protobuf.message import Message
+from interop.libp2p_channel import peer_id_of
 from interop.second_node import MessageStream, Node, refusal, unpack
 from swarm_protocol.proto import records_pb2, session_pb2
 
@@ -19,6 +20,24 @@ ROW_BYTES = {
     "bf16": lambda columns: 2 * columns,
     "int8": lambda columns: columns + 2 * -(-columns // 64),
 }
+
+
+def write_frame(payload: bytes = b"", **kind: Message) -> bytes:
+    """Make a message of one frame, with the payload of its rows."""
+    head = session_pb2.Frames(frames=[Frame(**kind)]).SerializeToString()
+    return b"\1" + struct.pack("<I", len(head)) + head + payload
+
+
+def read_frames(message: bytes) -> Iterator[tuple[str, Message, bytes]]:
+    """Yield the kind and the body of each frame of a message, and the payload of its rows."""
+    at = 5 + int.from_bytes(message[1:5], "little")
+    for frame in session_pb2.Frames.FromString(message[5:at]).frames:
+        kind = frame.WhichOneof("kind")
+        body, size = getattr(frame, kind), 0
+        if kind in ("step", "push", "result") and body.HasField("rows"):
+            size = body.rows.num_rows * ROW_BYTES[body.rows.codec](body.rows.num_columns)
+        yield kind, body, message[at : at + size]
+        at += size
 
 
 @dataclass(frozen=True)
@@ -62,8 +81,7 @@ class Hop:
     async def send(self, payload: bytes = b"", **kind) -> None:
         (body,) = kind.values()
         body.sequence_id = self.sequence_id
-        head = session_pb2.Frames(frames=[Frame(**kind)]).SerializeToString()
-        await self.stream.send(b"\1" + struct.pack("<I", len(head)) + head + payload)
+        await self.stream.send(write_frame(payload, **kind))
 
 
 class Session:
@@ -197,14 +215,7 @@ class Session:
     async def _listen(self, hop: Hop) -> None:
         try:
             while True:
-                message = await hop.stream.receive()
-                at = 5 + int.from_bytes(message[1:5], "little")
-                for frame in session_pb2.Frames.FromString(message[5:at]).frames:
-                    kind = frame.WhichOneof("kind")
-                    body, size = getattr(frame, kind), 0
-                    if kind == "result" and body.HasField("rows"):
-                        size = body.rows.num_rows * ROW_BYTES[body.rows.codec](body.rows.num_columns)
-                    self.events.put_nowait((hop, body, message[at : at + size]))
-                    at += size
+                for _, body, payload in read_frames(await hop.stream.receive()):
+                    self.events.put_nowait((hop, body, payload))
         except Exception as error:
             self.events.put_nowait((hop, error, b""))

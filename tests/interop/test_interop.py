@@ -14,18 +14,23 @@ from pathlib import Path
 
 import pytest
 from cryptography.exceptions import InvalidSignature
-from interop.libp2p_host import peer_id_of, public_key_of
+from interop.libp2p_channel import peer_id_of, public_key_of
 from interop.second_node import Node as SecondNode
 from interop.second_node import make_envelope, pack, read_envelope, unpack
 from interop.second_observer import Observer, check_run_file, outer_step
+from interop.second_server import serving
 from interop.second_session import Session, find_servers
 from support.node_process import Node
+from support.published_models import published_copy
 from support.tiny_models import FAMILIES, local_tokens, write_model
+from swarm.serving.checking.finished_answer import CheckReport
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import load_checked_run, write_run
 from swarm.training.run.run_tables import DEFAULT_MODEL
 from swarm_protocol.identity import Identity
 from swarm_protocol.proto import records_pb2
+
+from swarm import AsyncClient
 
 NETWORK = "second"
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -38,7 +43,9 @@ OPTIONS = ("--network-id", NETWORK, "--probe", "off", "--device", "cpu", "--thre
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("models") / "tiny", FAMILIES["llama"]())
+    folder = tmp_path_factory.mktemp("models")
+    published_copy(write_model(folder / "made", FAMILIES["llama"]()), folder / "tiny")
+    return folder / "tiny"
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +109,44 @@ def test_second_implementation_publishes_a_record_and_a_changed_one_is_refused(
             assert found[public_key_of(node.host.peer_id)].payload == record
 
     asyncio.run(publish())
+
+
+def test_second_implementation_serves_blocks_to_the_sdk_and_a_lie_is_noticed(nodes: Nodes, model: Path) -> None:
+    async def serve() -> None:
+        connected = AsyncClient.connect(peers=[nodes[0][2]], network_id=NETWORK, spot_check=1.0)
+        async with SecondNode(NETWORK) as node, connected as client:
+            while len(await client.servers(model.name)) < len(SPANS):
+                await asyncio.sleep(0.1)
+            expected, _ = await ask(client, model.name)
+            await node.join(nodes[0][2])
+            async with serving(node, model.name, model) as server:
+                own = node.host.peer_id
+                while own not in await client.servers(model.name):
+                    await asyncio.sleep(0.1)
+                answer, report = await ask(client, model.name, own)
+                assert answer == expected
+                assert (report.start, report.end, report.result) == (3, 6, "passed")
+                assert server.num_looped
+                while client.possession.num_proven <= len(SPANS):
+                    assert not client.possession.failures
+                    assert not client.possession.num_unanswered
+                    await asyncio.sleep(0.05)
+                server.blocks.factor = 1.5
+                _, report = await ask(client, model.name, own)
+                assert (report.result, report.reason, report.named) == ("failed", "draws", own)
+
+    asyncio.run(serve())
+
+
+async def ask(client: AsyncClient, model: str, server: str = "") -> tuple[list[int], CheckReport]:
+    """Return a greedy answer in which the server took part, or any one, and the report on its last blocks."""
+    for _ in range(20):
+        generation = client.generate(model=model, prompt=PROMPT, max_tokens=NUM_TOKENS, temperature=0)
+        answer = [token.token_id async for token in generation]
+        await client.checks.settled()
+        if server in ("", generation.trace()["hops"][-1]["peer_id"]):
+            return answer, client.checks.reports[-1]
+    raise AssertionError("The server was never asked.")
 
 
 def test_second_implementation_generates_and_replaces_a_killed_server(nodes: Nodes, model: Path) -> None:

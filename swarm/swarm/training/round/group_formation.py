@@ -1,9 +1,8 @@
 """Decides when a coordinator forms the group of its attempt, and which members it waits for.
 
 The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group
-(`group_members`). A trainer that follows a head does not report to the coordinator.
-
-All functions here are pure. `state_machine` decides what follows once there is a signed group.
+(`group_members`). A trainer that follows a head does not report to the coordinator. All functions here are pure, and
+`state_machine` decides what follows once there is a signed group.
 """
 
 from __future__ import annotations

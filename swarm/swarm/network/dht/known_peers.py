@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import FindResponse
-from swarm_protocol.errors import PeerError, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.routing_table import AddressBook, RoutingTable, Suspects
@@ -91,7 +91,7 @@ class KnownPeers:
         self, peer_id: str, method: str, request: bytes, decode: Callable[[bytes], T], hints: Sequence[str] = ()
     ) -> T | None:
         """Call a peer. Return None if there is no answer or a malformed one; the peer is then removed from the table
-        and suspected. `hints` are addresses of the peer that others gave."""
+        and suspected, unless it is only busy. `hints` are addresses of the peer that others gave."""
         addrs, now = self.book.of(peer_id), asyncio.get_running_loop().time
         if hints and hints != addrs:
             addrs = tuple(dict.fromkeys((*addrs, *hints)))
@@ -101,6 +101,9 @@ class KnownPeers:
             data = await self._host.call(peer_id, self._prefix + method, request, addrs=addrs, timeout_s=RPC_TIMEOUT_S)
             answered_s = now()
             answer = decode(data)
+        except PeerRefused as error:
+            logger.debug("%s is too busy for %s: %s", peer_id, method, error)
+            return None
         except (PeerError, NotServed, TimeoutError) as error:
             logger.debug("%s did not answer %s: %s", peer_id, method, error)
             self.table.lost(peer_id)

@@ -23,6 +23,7 @@ from swarm.network.dht.routing_table import (
     to_id,
 )
 from swarm.network.dht.searches import WIDEN_S
+from swarm.network.interface import too_many_calls
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact, FindRequest, FindResponse, Found, dht_id_of
@@ -543,5 +544,26 @@ def test_sample_of_records_asks_more_nodes_only_when_a_few_have_none() -> None:
         found, _ = await asker.find(["nodes/4"], timeout_s=5, max_records=8)
         assert len(found) == 5
         assert num_finds == WIDTH
+
+    virtual_time.run(main())
+
+
+def test_busy_peer_stays_in_the_table_and_is_asked_again() -> None:
+    async def main() -> None:
+        world = World()
+        asker, _ = await world.node(ASKER), await world.node(HONEST)
+        assert await asker.ping(HONEST.peer_id)
+        answer = world.wire[HONEST.peer_id, "find"]
+
+        async def busy(_peer_id: str, _request: bytes) -> bytes:
+            raise too_many_calls(HONEST.peer_id)
+
+        world.wire[HONEST.peer_id, "find"] = busy
+        assert not await asker.ping(HONEST.peer_id)
+        assert HONEST.peer_id in asker.known.table
+        world.wire[HONEST.peer_id, "find"] = answer
+        _, answered = await asker.find([KEY], timeout_s=5)
+        assert answered
+        assert asker.last_hops == 1
 
     virtual_time.run(main())

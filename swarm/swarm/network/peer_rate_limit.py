@@ -1,4 +1,5 @@
-"""Bounds how often something is done for one peer, and for all peers together.
+"""Bounds how often something is done for one peer, and for all peers together: by refusal (`PeerRateLimit`) or by delay
+(`PeerPace`).
 
 State belongs to the network's loop, whose clock it reads.
 """
@@ -10,6 +11,12 @@ import math
 from collections import Counter, deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
+
+from swarm.network.rate import Rate
+from swarm.newest_items import NewestItems
+
+MAX_PACED = 4096
+"""Maximum peers that `PeerPace` remembers. A peer that is forgotten has its whole burst again."""
 
 K = TypeVar("K", bound=Hashable)
 
@@ -37,3 +44,28 @@ class PeerRateLimit(Generic[K]):
         self._taken.append((now, peer))
         self._num_taken[peer] += 1
         return True
+
+
+class PeerPace(Generic[K]):
+    """Delays the requests of each peer beyond `per_s` a second. Those unused within `burst_s` are made up for.
+
+    No request waits longer than `burst_s`. For the rate to hold, a peer may have only `per_s * burst_s` under way.
+    """
+
+    def __init__(self, *, per_s: float, burst_s: float) -> None:
+        self._per_s = per_s
+        self._burst_s = burst_s
+        self._rates = NewestItems[K, Rate](MAX_PACED)
+
+    async def wait(self, peer: K) -> None:
+        """Count a request of a peer, and wait until its turn."""
+        if (wait_s := self.count(peer, 1)) > 0:
+            await asyncio.sleep(wait_s)
+
+    def count(self, peer: K, num_requests: float) -> float:
+        """Count `num_requests` of a peer, and return the seconds until their turn; not above 0 if it has come."""
+        if (rate := self._rates.get(peer)) is None:
+            rate = Rate(self._per_s, burst_s=self._burst_s, max_debt_s=self._burst_s)
+        self._rates[peer] = rate
+        now_s = asyncio.get_running_loop().time()
+        return rate.reserve(num_requests, now_s) - now_s

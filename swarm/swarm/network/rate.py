@@ -26,7 +26,8 @@ SLICE_BYTES = 2**14
 
 
 class Rate:
-    """A bottleneck that serves bytes one after the other, such as a home's uplink that all its links share.
+    """A bottleneck that serves bytes one after the other, such as a home's uplink that all its links share. Whoever
+    reserves may count something else than bytes.
 
     Unused time of up to `burst_s` may be made up for: real timers fire late, whereas virtual ones are exact and need
     none. `max_debt_s` bounds how far ahead the rate can be reserved. Bytes beyond that pass uncounted, so that traffic
@@ -37,7 +38,7 @@ class Rate:
         self.bytes_per_s = bytes_per_s
         self._burst_s = burst_s
         self._max_debt_s = max_debt_s
-        self._free_at_s = 0.0
+        self._free_at_s = -math.inf
 
     def reserve(self, num_bytes: float, now_s: float) -> float:
         """Reserve the bottleneck for `num_bytes` and return the time at which the last of them will have passed."""

@@ -1,10 +1,11 @@
-"""A rate limit counts each peer, and forgets peers whose requests are a period old."""
+"""A rate limit counts each peer, and forgets peers whose requests are a period old. A pace delays each peer."""
 
 from __future__ import annotations
 
 import asyncio
 
-from swarm.network.peer_rate_limit import PeerRateLimit
+import pytest
+from swarm.network.peer_rate_limit import PeerPace, PeerRateLimit
 from swarm.testing import virtual_time
 
 
@@ -27,5 +28,34 @@ def test_peers_are_forgotten_after_a_period() -> None:
             assert limit.takes(number)
             await asyncio.sleep(1.0)
         assert len(limit._taken) == len(limit._num_taken) == 10
+
+    virtual_time.run(main())
+
+
+def test_requests_beyond_the_burst_wait_their_turn_and_other_peers_do_not() -> None:
+    async def main() -> None:
+        pace = PeerPace[str](per_s=2.0, burst_s=10.0)
+        now = asyncio.get_running_loop().time
+        for wait_s in (0.0, 30.0):  # from the start, and after a pause
+            await asyncio.sleep(wait_s)
+            begin_s = now()
+            for _ in range(20):
+                await pace.wait("one")
+            assert now() == begin_s
+            await asyncio.gather(*(pace.wait("one") for _ in range(6)))
+            assert now() - begin_s == pytest.approx(3.0)
+            await pace.wait("two")
+            assert now() - begin_s == pytest.approx(3.0)
+
+    virtual_time.run(main())
+
+
+def test_no_request_waits_longer_than_the_burst() -> None:
+    async def main() -> None:
+        pace = PeerPace[str](per_s=2.0, burst_s=10.0)
+        pace.count("one", 1000)
+        begin_s = asyncio.get_running_loop().time()
+        await pace.wait("one")
+        assert asyncio.get_running_loop().time() - begin_s == pytest.approx(10.0)
 
     virtual_time.run(main())

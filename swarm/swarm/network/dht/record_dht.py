@@ -42,6 +42,7 @@ from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import NARROW_WIDTH, SAMPLE_WIDTH, WIDTH, RoutingTable, node_id_of, to_id
 from swarm.network.dht.searches import Searches
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
+from swarm.network.peer_rate_limit import PeerPace
 from swarm.newest_items import NewestItems
 
 NUM_PARALLEL_CHECKS = 8
@@ -78,6 +79,13 @@ MAX_HOLD_S = 300.0
 near a key is new after five minutes. Readers ask ten nodes, and owners store with five."""
 
 MAX_HELD_KEYS = 256
+
+CALLS_PER_S = 50.0
+BURST_S = 10.0
+"""Calls of one peer that do not wait (see `PeerPace`). Honest nodes sent one other at most 31 in ten seconds."""
+
+WHOLE_CALL_BYTES = 2**18
+"""A whole answer counts as one more call for each of so many bytes, which take a millisecond."""
 
 _HELD, _NOT_HELD = StoreResponse(held=True), StoreResponse(held=False)
 
@@ -120,6 +128,7 @@ class RecordDht:
         self._num_tended = 0
         self._num_refused = 0
         self._checks = asyncio.Semaphore(NUM_PARALLEL_CHECKS)
+        self._pace = PeerPace[str](per_s=CALLS_PER_S, burst_s=BURST_S)
         self._chance = random.Random(host.peer_id)
         self.may_store: Callable[[str, Envelope], bool] = lambda _peer_id, _envelope: True
         """Returns whether a peer may store a record here; a private network sets it."""
@@ -279,14 +288,17 @@ class RecordDht:
     # --- answering ----------------------------------------------------------------------------------------------------
 
     async def _answer_find(self, peer_id: str, request: bytes) -> bytes:
+        await self._pace.wait(peer_id)
         answer = self._answer(peer_id, request)
         if answer is not None and self._streams is not None:
             answer = answer.within(MAX_UNARY_BYTES, self._chance)
         return _NO_ANSWER if answer is None else answer.to_bytes()
 
     async def _answer_whole(self, peer_id: str, request: bytes) -> bytes:
-        answer = self._answer(peer_id, request)
-        return _NO_ANSWER if answer is None else answer.to_bytes()
+        await self._pace.wait(peer_id)
+        data = _NO_ANSWER if (answer := self._answer(peer_id, request)) is None else answer.to_bytes()
+        self._pace.count(peer_id, len(data) / WHOLE_CALL_BYTES)
+        return data
 
     def _answer(self, peer_id: str, request: bytes) -> FindResponse | None:
         """Return the whole answer, or None if the request is malformed."""
@@ -301,6 +313,7 @@ class RecordDht:
         return FindResponse.fitting(found, self.known.own_addrs)
 
     async def _answer_store(self, peer_id: str, request: bytes) -> bytes:
+        await self._pace.wait(peer_id)
         try:
             record = StoreRequest.from_bytes(request).record
         except PeerViolation as violation:

@@ -11,7 +11,15 @@ from typing import Any, cast
 import pytest
 from swarm.network.dht import known_peers, routing_table, searches
 from swarm.network.dht.known_peers import RPC_TIMEOUT_S
-from swarm.network.dht.record_dht import MIN_HOLD_S, NUM_NAMING, NUM_REPLICAS, SEARCH_TIMEOUT_S, RecordDht
+from swarm.network.dht.record_dht import (
+    BURST_S,
+    CALLS_PER_S,
+    MIN_HOLD_S,
+    NUM_NAMING,
+    NUM_REPLICAS,
+    SEARCH_TIMEOUT_S,
+    RecordDht,
+)
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.dht.routing_table import (
     BUCKET_SIZE,
@@ -544,6 +552,29 @@ def test_sample_of_records_asks_more_nodes_only_when_a_few_have_none() -> None:
         found, _ = await asker.find(["nodes/4"], timeout_s=5, max_records=8)
         assert len(found) == 5
         assert num_finds == WIDTH
+
+    virtual_time.run(main())
+
+
+def test_calls_of_a_stranger_beyond_its_burst_wait_and_those_of_others_do_not() -> None:
+    num_late, burst = 100, int(CALLS_PER_S * BURST_S)
+
+    async def main() -> None:
+        world = World()
+        await world.node(HONEST)
+        find, store = (world.wire[HONEST.peer_id, method] for method in ("find", "store"))
+        now = asyncio.get_running_loop().time
+        begin_s = now()
+        for _ in range(burst // 2):
+            await find(LIAR.peer_id, FindRequest().to_bytes())
+            await store(LIAR.peer_id, b"")
+        assert now() == begin_s
+        late = asyncio.gather(*(find(LIAR.peer_id, FindRequest().to_bytes()) for _ in range(num_late)))
+        await asyncio.sleep(0)
+        await find(ASKER.peer_id, FindRequest().to_bytes())
+        assert now() == begin_s
+        await late
+        assert now() - begin_s == pytest.approx(num_late / CALLS_PER_S)
 
     virtual_time.run(main())
 

@@ -28,7 +28,7 @@ RETRY_S = 0.5
 """Pause between two searches for a server that could take over, or that has room."""
 
 LOOK_UP_S = 5.0
-"""Seconds between two lookups of servers while the known ones have no room."""
+"""Seconds between a session's lookups of servers while the known ones have no room."""
 
 MAX_LEFT_EARLY = 2
 """Servers that one session leaves early because others have their blocks: if all are slow to dial, it waits for one."""
@@ -130,6 +130,7 @@ class RouteFinder:
         self._local = local_spans.hops if local_spans is not None else ()
         self.left_out = ""
         self._began_s: float | None = None
+        self._looked_up_s = -math.inf
         self._num_left_early = 0
 
     async def find(
@@ -212,7 +213,7 @@ class RouteFinder:
         clock = asyncio.get_running_loop().time
         self._began_s = clock() if self._began_s is None else self._began_s
         give_up_at_s = (self._began_s if since_s is None else since_s) + self._patience_s
-        looked_up_s = -math.inf
+        has_looked_up = False
         while True:
             context = self._context(max_tokens, between)
             num_tokens, cached_tokens = self._cached_tokens()
@@ -226,13 +227,13 @@ class RouteFinder:
                 lacks_room = isinstance(error, NoRoom)
                 may_wait = since_s is not None or lacks_room or self._known.each_has_one_of(error.missing, resting)
                 # the servers known at the start of the session may be outdated
-                looked_up = looked_up_s > -math.inf
-                if looked_up and (not may_wait or clock() >= give_up_at_s or self._is_in_vain(error, max_tokens)):
+                is_known = has_looked_up or (lacks_room and clock() < self._looked_up_s + LOOK_UP_S)
+                if is_known and (not may_wait or clock() >= give_up_at_s or self._is_in_vain(error, max_tokens)):
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
-                await asyncio.sleep(RETRY_S if looked_up else 0)
-                if not lacks_room or clock() >= looked_up_s + LOOK_UP_S:
+                await asyncio.sleep(RETRY_S if is_known else 0)
+                if not lacks_room or clock() >= self._looked_up_s + LOOK_UP_S:
                     await self._known.look_up()
-                    looked_up_s = clock()
+                    self._looked_up_s, has_looked_up = clock(), True
 
     def _context(self, max_tokens: int, between: tuple[str, str] = ("", "")) -> RoutingContext:
         return self._health.routing_context(

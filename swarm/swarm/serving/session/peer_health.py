@@ -87,6 +87,15 @@ class _Refusal:
     is_final: bool
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A session that has waited since `since_s` for room at any of the peers."""
+
+    since_s: float
+    peer_ids: Collection[str]
+    made_room: asyncio.Event
+
+
 class PeerHealth:
     """Remembers failures, refusals and open sessions of each server. `reputation` has the results of spot checks, and
     `convicted` returns the servers that evidence convicts."""
@@ -104,6 +113,7 @@ class PeerHealth:
         self._measuring: asyncio.Task[object] | None = None
         self._failures = NewestItems[str, _Failures](MAX_PEERS)
         self._refusals = NewestItems[tuple[str, bool], _Refusal](MAX_PEERS)  # by peer, True: of a grammar only
+        self._waiting: list[_Waiting] = []
         self._heard_s = NewestItems[str, float](MAX_PEERS)
         self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
         self._load: Counter[str] = Counter()
@@ -250,12 +260,28 @@ class PeerHealth:
         self._heard_s[peer_id] = asyncio.get_running_loop().time()
         self._failures.pop(peer_id, None)
 
+    async def wait_for_room(self, peer_ids: Collection[str], since_s: float, *, within_s: float) -> None:
+        """Wait until one of the peers has made room, but not longer than `within_s`. Of several sessions, the one that
+        has waited longest, since `since_s`, is told first."""
+        waiting = _Waiting(since_s, peer_ids, asyncio.Event())
+        self._waiting.append(waiting)
+        try:
+            async with asyncio.timeout(within_s):
+                await waiting.made_room.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.remove(waiting)
+
     def made_room(self, peer_id: str) -> None:
         """Forget that the peer had no room for now, since a session there has ended."""
         for key in ((peer_id, False), (peer_id, True)):
             said = self._refusals.get(key)
             if said is not None and not said.is_final:
                 del self._refusals[key]
+        waiting = [each for each in self._waiting if peer_id in each.peer_ids and not each.made_room.is_set()]
+        if waiting:
+            min(waiting, key=lambda each: each.since_s).made_room.set()
 
     def blame(self, failure: AvoidPeer, num_tokens: int, *, has_grammar: bool = False) -> None:
         """Record why a session of `num_tokens` gave up a server. If it `has_grammar`, a refusal for another reason than

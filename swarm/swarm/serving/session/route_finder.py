@@ -212,7 +212,8 @@ class RouteFinder:
     ) -> list[Hop]:
         clock = asyncio.get_running_loop().time
         self._began_s = clock() if self._began_s is None else self._began_s
-        give_up_at_s = (self._began_s if since_s is None else since_s) + self._patience_s
+        began_s = self._began_s if since_s is None else since_s
+        give_up_at_s = began_s + self._patience_s
         has_looked_up = False
         while True:
             context = self._context(max_tokens, between)
@@ -230,7 +231,8 @@ class RouteFinder:
                 is_known = has_looked_up or (lacks_room and clock() < self._looked_up_s + LOOK_UP_S)
                 if is_known and (not may_wait or clock() >= give_up_at_s or self._is_in_vain(error, max_tokens)):
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
-                await asyncio.sleep(RETRY_S if is_known else 0)
+                peers = self._known.servers if lacks_room else ()
+                await self._health.wait_for_room(peers, began_s, within_s=RETRY_S if is_known else 0)
                 if not lacks_room or clock() >= self._looked_up_s + LOOK_UP_S:
                     await self._known.look_up()
                     self._looked_up_s, has_looked_up = clock(), True

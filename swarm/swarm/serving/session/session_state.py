@@ -49,9 +49,9 @@ LEAVE_RETRY_S = 3.0
 MAX_FAILURES = 16
 """Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
 
-MAX_REFUSALS = 64
+MAX_REFUSALS = 256
 """Maximum refusals of one server that has no room for a session now. They are no failures: all servers may be full
-until the patience ends, and each may be asked twice a second."""
+until the patience ends, and each may be asked twice a second, and whenever another session of this client ends."""
 
 BAD_ROWS_FAILURES = 4
 """Number of failures that count when all positions are run again because some server sent bad rows: it is as much

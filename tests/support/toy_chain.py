@@ -1,7 +1,8 @@
 """Servers that compute hashes, a network that is a heap of arrivals, and a client that is only a `SessionState`.
 
 A position's output is a hash of all inputs up to it, block by block, so a row that is lost, repeated or at a wrong
-position changes every later token. Everything is drawn from one seed; a thousand histories take seconds.
+position changes every later token. As rounding differs between batches, an output that is computed again has other last
+bytes, which change nothing that follows. Everything is drawn from one seed; a thousand histories take seconds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 
 from support.plain_records import serve_record
+from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
@@ -39,9 +41,11 @@ from swarm.serving.session.stage import Neighbours, Stage, StepTimer
 from swarm.serving.session.step_reports import StepReport
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
+from swarm_protocol.rows import TOKENS, Rows
 from swarm_protocol.session_frames import SampledToken, SequenceReady
 
 ROW_BYTES = 8
+EXACT_BYTES = 6
 BAD = b"\xff" * ROW_BYTES
 VOCAB = 1000
 PATIENCE_S = 20.0
@@ -56,15 +60,19 @@ def ready(length: int, max_step_tokens: int) -> SequenceReady:
     return SequenceReady(sequence_id=bytes(16), max_step_tokens=max_step_tokens, length=length)
 
 
-@functools.lru_cache(maxsize=2**14)  # servers and checks compute the same positions again and again
 def run_blocks(states: States, x: bytes) -> States:
     """Compute one position through blocks that each remember what came before.
 
     Return the new states, the last of which is the output.
     """
+    return _run_blocks(states, x[:EXACT_BYTES])
+
+
+@functools.lru_cache(maxsize=2**14)  # servers and checks compute the same positions again and again
+def _run_blocks(states: States, x: bytes) -> States:
     new = []
     for state in states:
-        x = hashlib.blake2b(state + x, digest_size=ROW_BYTES).digest()
+        x = hashlib.blake2b(state + x[:EXACT_BYTES], digest_size=ROW_BYTES).digest()
         new.append(x)
     return tuple(new)
 
@@ -75,6 +83,15 @@ def first_states(start: int, end: int) -> States:
 
 def token_row(token: int) -> bytes:
     return token.to_bytes(ROW_BYTES, "little")
+
+
+def wire_rows(rows: bytes, block: int) -> Rows:
+    """Return inputs of `block` as they are on the wire."""
+    num_rows = len(rows) // ROW_BYTES
+    if block:
+        return Rows(codec="raw", num_rows=num_rows, num_columns=ROW_BYTES // 4, payload=rows)
+    token_ids = b"".join(row[:4] for row in rows_in(rows))
+    return Rows(codec=TOKENS, num_rows=num_rows, num_columns=0, payload=token_ids)
 
 
 def rows_in(rows: bytes) -> list[bytes]:
@@ -119,6 +136,7 @@ class ToySequence:
     guessed: list[int] = field(default_factory=list)
     answered: int = 0
     reported_s: float = 0.0
+    log: AnswerLog = field(default_factory=AnswerLog)
 
     @property
     def length(self) -> int:
@@ -188,6 +206,7 @@ class ToyWorld:
         self._slowest_s: dict[tuple[str, str], float] = {}
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = itertools.count()
+        self._runs = itertools.count()
         self._arrival_s: dict[tuple[str, str], float] = {}
         self._closed: set[bytes] = set()
         self._avoid: dict[str, float] = {}
@@ -472,7 +491,8 @@ class ToyWorld:
             sequence.states.append(run_blocks(sequence.states[-1], row))
         sequence.num_drafts = num_drafts
         self.num_rows_run += len(new)
-        outputs = [states[-1] for states in sequence.states[position + 1 :]]
+        sequence.log.took(position, wire_rows(b"".join(new), sequence.start))
+        outputs = [self._as_computed_now(states[-1]) for states in sequence.states[position + 1 :]]
         tokens = self.draw(sequence, ask) if sequence.end == self.num_blocks and ask.wants_token else []
         # the pages of a prompt that a server keeps; there is one prompt, so they need no names
         firm = sequence.states[: sequence.firm_length + 1]
@@ -487,6 +507,9 @@ class ToyWorld:
         if tokens:
             reply = partial(self.reply_tokens, server, sequence, position + len(outputs) - num_drafts, tokens, ask)
         self.later(sequence.busy_until_s - self.now_s, reply)
+
+    def _as_computed_now(self, output: bytes) -> bytes:
+        return output[:EXACT_BYTES] + (next(self._runs) % 2**16).to_bytes(ROW_BYTES - EXACT_BYTES, "little")
 
     def token_after(self, sequence: ToySequence, output: bytes) -> int:
         if self.draws_vary:
@@ -549,6 +572,7 @@ class ToyWorld:
         if forward:
             rows = b"".join(outputs)
             push_failed = to is not None and not self.push(server, sequence.sequence_id, to, position, rows, ask)
+            sequence.log.gave(position, wire_rows(rows, sequence.end))
         ran = StepReport(
             position=position + len(outputs),
             rows=rows,

@@ -35,8 +35,7 @@ class AnsweredSpan:
     or empty; `was_cut_off`: the connection ended before it came.
 
     `is_taken_over`: the server began with another server's keys and values. Otherwise its first input came at position
-    `takes_from` at the latest. `is_replaying`: when the answer ended, it had not yet told that it had run again what
-    another server had run. `dtype` is the one in which it says that it computes, or "".
+    `takes_from` at the latest. `dtype` is the one in which it says that it computes, or "".
     """
 
     peer_id: str
@@ -52,7 +51,6 @@ class AnsweredSpan:
     signed: bytes
     was_cut_off: bool = False
     is_taken_over: bool = False
-    is_replaying: bool = False
     takes_from: int = 0
     dtype: str = ""
 
@@ -80,9 +78,9 @@ Reason: TypeAlias = Literal[
 server signed other outputs than it gave. `withheld`: its commitment or rows are missing, incomplete or unusable.
 `inputs`: it signed other inputs than the client knows, or outputs of inputs that the client did not give it. `alone`:
 no other server has the blocks. `nothing`: the server gave nothing new. `no inputs`: the previous server did not give
-all inputs. `replayed`: some inputs came from a server that was replaced, or the answer ended before the span's server
-had replaced one. `busy`: other servers did not compute the blocks. `cut off`: the connection ended before the server
-signed. `taken over`: it began with another server's cache. `no dtype`: its dtype is not known."""
+all inputs. `replayed`: the server did not sign what the client knows, and a server of the answer was replaced. `busy`:
+other servers did not compute the blocks. `cut off`: the connection ended before the server signed. `taken over`: it
+began with another server's cache. `no dtype`: its dtype is not known."""
 
 
 Outcomes: TypeAlias = tuple[tuple[str, Outcome], ...]

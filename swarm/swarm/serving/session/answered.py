@@ -168,7 +168,6 @@ class ClosedAnswer:
             signed=signed,
             was_cut_off=self.last[stage].was_cut_off,
             is_taken_over=stage.is_taken_over,
-            is_replaying=stage.is_replaying,
             takes_from=stage.opened.length if self._was_replayed and stage.opened else stage.takes_from,
             dtype=stage.dtype,
         )

@@ -4,7 +4,8 @@ which.
 Each stage takes its inputs from the replay buffer at its first block. The client feeds every stage that lacks rows.
 Usually that is only the first stage, since servers push their outputs downstream and send the client a copy. After a
 failure it is also the stage that lacks rows of the buffer before it. Servers drop rows that they have run already, so
-feeding rows twice does no harm. This one rule covers prefill, decode, replay and the way around a broken link.
+feeding rows twice does no harm; drafts, which they would run again and round otherwise, are fed only to those that lack
+them. This one rule covers prefill, decode, replay and the way around a broken link.
 
 If more tokens may be drawn than the one that was asked for, the pipeline becomes a ring: the last server pushes each
 token that it draws to the first server, and tells the client. Servers then run ahead of the client. Their reports are
@@ -118,7 +119,7 @@ class Pipeline:
         is_last = stage.end == self.num_blocks
         lacks_drafts = report.lacks_drafts(stage.reported, self.drafted)
         if self.lost_token.check(report.firm_end) or (lacks_drafts and report.rows):
-            return []  # it was fed a right draft before it had reported that
+            return []  # a new stage upstream has pushed right drafts to it again
         if lacks_drafts:
             report = replace(report, position=stage.reported)
         if report.firm_end < stage.reported or report.position > self.length + (0 if is_last else self.request.ahead):
@@ -240,12 +241,11 @@ class Pipeline:
         if self.lost_token.suspects and stage.start == 0:
             held = min(held, self.lost_token.position)
         slowest = min(each.num_run for each in self.stages[index:])
-        if start >= min(held, slowest + WINDOW_CHUNKS * self._chunk):
-            return None
         forward = start >= needed and not is_last
-        end = min(held, start + self._chunk)
-        if start < needed and not is_last:
-            end = min(end, needed)
+        end = min(held, start + self._chunk, held if forward or is_last else needed)
+        end = stage.first_unreported(start, end, self.drafted)
+        if start >= min(end, slowest + WINDOW_CHUNKS * self._chunk):
+            return None
         wants_token = (forward or is_last) and self.is_asked and end == self.length
         return Feed(stage, start, end, wants_token, forward, request.num_drawn, request.ahead if wants_token else 0)
 

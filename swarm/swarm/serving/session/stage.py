@@ -199,11 +199,6 @@ class Stage:
         return last.position if last is not None else self.num_run
 
     @property
-    def is_replaying(self) -> bool:
-        """Return whether positions that other servers had run are still run again."""
-        return self.num_run < self.replays_until
-
-    @property
     def is_leaving(self) -> bool:
         return self.replace_from_s < math.inf
 
@@ -273,6 +268,12 @@ class Stage:
     def is_only_pushed(self, num_rows: int) -> bool:
         """Return whether the last of the first `num_rows` inputs was neither run nor fed, but is to be pushed."""
         return max(self.num_run, self.num_fed) < num_rows <= self.num_expected
+
+    def first_unreported(self, start: int, end: int, drafted: Collection[int]) -> int:
+        """Return the first position from `start` on that the server may hold as a draft which was right, as it has not
+        reported the positions before; `end` if there is none before."""
+        low = max(start, self.num_run + 1, self.replays_until)
+        return next((at for at in range(low, end) if at in drafted), end)
 
     def forget_pushes(self) -> None:
         """Expect no pushes any more: those that were due may never arrive."""

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -447,8 +448,11 @@ def test_session_ends_when_the_tokens_before_a_draw_do_not_come_in_time() -> Non
 def test_edits_after_drafts_take_little_time_late_in_a_long_answer() -> None:
     sampler = SessionSampler(Sampler(presence_penalty=0.5), 2**15, None, None)  # type: ignore[arg-type]
     sampler.recall(np.arange(2**15, dtype="<i4").tobytes())
-    since = time.process_time()
+    since = time.thread_time()
     found = sampler.edits_after([7] * 15)
-    took_s = time.process_time() - since
+    took_s = time.thread_time() - since
     assert [(edits.counts[6], edits.counts[7]) for edits in found] == [(1, num) for num in range(2, 17)]
-    assert took_s < 0.05, "a Python loop over all tokens of the answer for each draft"
+    since = time.thread_time()
+    assert all(edits.counts + Counter([7]) for edits in found)
+    looped_s = time.thread_time() - since
+    assert took_s < looped_s / 3, "a Python loop over all tokens of the answer for each draft"

@@ -44,11 +44,14 @@ H = TypeVar("H", bound=Held)
 class PeerShares:
     """Shares `max_sequences` and `num_pages` of a server among the peers that ask for sessions.
 
-    A peer may take all room that no other peer asks for. While another peer waits, a peer opens no session beyond its
-    equal share: the sessions and the pages, each divided by the number of peers that hold some. All that wait and hold
-    nothing count as one more, so that peers which only ask, however many, cost the others no more than one does. Each
-    peer may have one session of any size that fits. A peer waits from when it was refused for lack of room within its
-    share until it is admitted, for WAIT_S at most. So what is freed goes to those that wait.
+    A peer may take all room that no other peer asks for, but for `num_kept` places. These are for peers that hold none,
+    which would otherwise find no place for as long as the answers of others take, and that may be minutes.
+
+    While another peer waits, a peer opens no session beyond its equal share: the other places and the pages, each
+    divided by the number of peers that hold some. All that wait and hold nothing count as one more, so that peers which
+    only ask, however many, cost the others no more than one does. Each peer may have one session of any size that fits.
+    A peer waits from when it was refused for lack of room within its share until it is admitted, for WAIT_S at most. So
+    what is freed goes to those that wait.
 
     No session is ended or kept from growing for the equal share. Answers take seconds, so room is soon free. But an
     answer may grow for minutes: while another peer waits, no session grows if its peer then holds over half. And a peer
@@ -61,6 +64,7 @@ class PeerShares:
         max_sequences: int,
         num_pages: int = sys.maxsize,
         *,
+        num_kept: int = 0,
         what: str = "sessions",
         lacks_room: bool = True,
         evict_idle_s: float = 10.0,
@@ -69,6 +73,7 @@ class PeerShares:
         """`what` names what is shared in a refusal. `lacks_room` is False for all but the cache of keys and values: an
         answer that lacks room for these ends early."""
         self.max_sequences = max_sequences
+        self._num_shared = max_sequences - num_kept
         self._num_pages = num_pages
         self._evict_idle_s, self._evict_old_s = evict_idle_s, evict_old_s
         self._what = what
@@ -91,6 +96,11 @@ class PeerShares:
                 lacks_room=self._lacks_room,
             )
 
+    def places_for(self, client: str, held: Collection[Held]) -> int:
+        """Return how many sequences may be open, with those of others, for the client to have one more."""
+        has_some = any(sequence.client == client for sequence in held)
+        return self._num_shared if has_some else self.max_sequences
+
     def exceeds(
         self, client: str, num_pages: int, held: Collection[Held], *, num_more: int = 0, num_peers: int = 2
     ) -> bool:
@@ -98,7 +108,7 @@ class PeerShares:
         `num_more` sequences beside those `held`."""
         own = [sequence for sequence in held if sequence.client == client]
         wanted = num_pages + sum(sequence.num_pages for sequence in own)
-        return num_peers * (len(own) + num_more) > self.max_sequences or num_peers * wanted > self._num_pages
+        return num_peers * (len(own) + num_more) > self._num_shared or num_peers * wanted > self._num_pages
 
     def check_size(self, num_pages: int) -> None:
         """Raise PeerRefused for a sequence that would have no room here even if it was alone."""
@@ -138,8 +148,10 @@ class PeerShares:
         `num_more` sequences beside those `held`."""
         self.wait(client, num_pages, held, num_more=num_more, now_s=now_s)
         pages = f"{num_pages} more page{'' if num_pages == 1 else 's'}"
-        are_all_open = len(held) + num_more > self.max_sequences
-        why = f"all {self.max_sequences} sessions are open" if are_all_open else f"its cache has no room for {pages}"
+        places = self.places_for(client, held)
+        kept = "" if places == self.max_sequences else f", but for {self.max_sequences - places} for peers without any"
+        all_open = f"all {self.max_sequences} sessions are open{kept}"
+        why = all_open if len(held) + num_more > places else f"its cache has no room for {pages}"
         return PeerRefused(
             f"the server is full: {why}",
             remedy="ask another server, or later",

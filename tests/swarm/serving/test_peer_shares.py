@@ -59,6 +59,15 @@ def test_shares_let_a_peer_take_what_no_other_asks_for() -> None:
         server.open("a")
 
 
+def test_shares_keep_places_for_peers_that_hold_none() -> None:
+    shares = PeerShares(32, num_kept=2)
+    held = [Sequence("a", 1)] * 30
+    assert (shares.places_for("a", held), shares.places_for("b", held)) == (30, 32)
+    with pytest.raises(PeerRefused, match="all 32 sessions are open, but for 2 for peers without any"):
+        raise shares.refused("a", 1, held, now_s=0.0, num_more=1)
+    shares.check("b", 1, [*held, Sequence("b", 1)], now_s=0.0)  # a does not wait: it has all that it may have
+
+
 def test_shares_give_a_freed_place_to_a_peer_that_waits() -> None:
     server = Server()
     for _ in range(8):

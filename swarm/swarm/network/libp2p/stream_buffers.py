@@ -207,7 +207,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
 
     @property
     def _is_behind(self) -> bool:
-        """Whether the scratch may have more frames for the next turns."""
+        """Return whether the scratch may have more frames for the next turns."""
         return self._num_at_once == MAX_FRAMES_AT_ONCE
 
     def _parse_on(self) -> None:

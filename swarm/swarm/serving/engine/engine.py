@@ -31,6 +31,9 @@ T = TypeVar("T")
 CHEAP_ROWS = 16
 """Rows of all sequences for which a pass takes little longer than for one, so that drafts delay nobody."""
 
+KEPT_SHARE = 16
+"""One in so many sessions is kept for peers that have none."""
+
 PASS_S = 1.0
 """Most passes over the weights take less. Then the pages of a sequence that was evicted during one are free."""
 
@@ -97,6 +100,7 @@ class Engine:
         self._shares = PeerShares(
             options.max_sessions,
             pool.num_pages,
+            num_kept=options.max_sessions // KEPT_SHARE,
             evict_idle_s=options.evict_idle_s,
             evict_old_s=options.evict_old_s,
         )
@@ -202,9 +206,9 @@ class Engine:
     def _admit(self, client: str, num_pages: int, names: PageNames) -> PageTable:
         now_s = asyncio.get_running_loop().time()
         self._shares.check(client, num_pages, self._sequences, now_s=now_s)
-        page_table, retry_after_s = self._reserve(num_pages, names), RETRY_AFTER_S
+        page_table, retry_after_s = self._reserve(client, num_pages, names), RETRY_AFTER_S
         if page_table is None and self._evict(client, num_pages, now_s, num_more=1):
-            page_table, retry_after_s = self._reserve(num_pages, names), PASS_S
+            page_table, retry_after_s = self._reserve(client, num_pages, names), PASS_S
         if page_table is None:
             raise self._shares.refused(
                 client, num_pages, self._sequences, now_s=now_s, num_more=1, retry_after_s=retry_after_s
@@ -226,8 +230,8 @@ class Engine:
             if not self.pages.extend(sequence.page_table, num_pages):
                 raise self._shares.refused(client, num_more, self._sequences, now_s=now_s, retry_after_s=retry_after_s)
 
-    def _reserve(self, num_pages: int, names: PageNames) -> PageTable | None:
-        if len(self._sequences) >= self._shares.max_sequences:
+    def _reserve(self, client: str, num_pages: int, names: PageNames) -> PageTable | None:
+        if len(self._sequences) >= self._shares.places_for(client, self._sequences):
             return None
         return self.pages.reserve(num_pages, names.wanted)
 
@@ -241,7 +245,8 @@ class Engine:
         num_free = self.pages.num_free + sum(self.pages.num_freed_by(sequence.page_table) for sequence in ending)
         chosen = list[EngineSequence]()
         evictable = self._shares.evictable(client, num_pages, self._sequences, now_s=now_s)
-        while num_free < num_pages or len(self._sequences) - len(chosen) + num_more > self._shares.max_sequences:
+        places = self._shares.places_for(client, self._sequences)
+        while num_free < num_pages or (num_more and len(self._sequences) - len(chosen) + num_more > places):
             if (sequence := next(evictable, None)) is None:
                 return False
             chosen.append(sequence)

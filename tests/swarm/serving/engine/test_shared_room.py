@@ -26,12 +26,13 @@ LASTS_S = 300.0
 
 @dataclass
 class Peer:
-    """One peer with `num_users`, each of which asks again `pause_s` after an answer. `waits_s` are the times from a
-    request to its session."""
+    """One peer with `num_users`, each of which asks again `pause_s` after an answer. An answer takes `answers_s`, from
+    and to. `waits_s` are the times from a request to its session."""
 
     name: str
     num_users: int
     pause_s: float = 0.0
+    answers_s: tuple[float, float] = (2.0, 9.0)
     num_refused: int = 0
     waits_s: list[float] = field(default_factory=list)
     asks_at_s: float = 0.0
@@ -44,7 +45,7 @@ class Peer:
             while (session := self._open(engine, clock())) is None:
                 await asyncio.sleep(POLL_S)
             self.waits_s.append(clock() - since_s)
-            await asyncio.sleep(chance.uniform(2, 9))
+            await asyncio.sleep(chance.uniform(*self.answers_s))
             assert session.end_error is None, "no session that was admitted is ended"
             session.close()
             self.asks_at_s = 0.0
@@ -81,14 +82,21 @@ def waits_s(peers: Sequence[Peer]) -> list[float]:
     return [wait_s for peer in peers for wait_s in peer.waits_s]
 
 
-def test_peer_that_is_alone_is_never_refused_up_to_all_sessions() -> None:
-    alone = Peer("a", NUM_SESSIONS)
+def test_peer_that_is_alone_is_refused_only_the_place_that_is_kept() -> None:
+    alone = Peer("a", NUM_SESSIONS - 1)
     served(alone)
     assert (alone.num_refused, max(alone.waits_s)) == (0, 0)
 
 
-def test_gateway_takes_all_that_a_visitor_leaves() -> None:
-    gateway, visitor = Peer("gateway", NUM_SESSIONS - 1), Peer("visitor", 1)
+def test_visitor_is_admitted_at_once_beside_answers_that_take_minutes() -> None:
+    greedy, visitor = Peer("greedy", 3 * NUM_SESSIONS, answers_s=(200.0, 300.0)), Peer("visitor", 1, pause_s=10.0)
+    served(greedy, visitor)
+    assert len(visitor.waits_s) > 10
+    assert (greedy.num_refused > 0, max(visitor.waits_s)) == (True, 0)
+
+
+def test_gateway_takes_all_that_a_visitor_leaves_but_the_kept_place() -> None:
+    gateway, visitor = Peer("gateway", NUM_SESSIONS - 2), Peer("visitor", 1)
     served(gateway, visitor)
     assert (gateway.num_refused, visitor.num_refused) == (0, 0)
 

@@ -290,6 +290,8 @@ class ChatRequest(SamplingRequest):
     def _consistent(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise unfit("top_logprobs", "requires logprobs to be true")
+        if len({tool.function.name for tool in self.tools}) < len(self.tools):
+            raise unfit("tools", "two of them have the same name")
         if self._must_call and not self.tools:
             raise unfit("tool_choice", "there are no tools to call: describe them in tools")
         if isinstance(self.tool_choice, NamedTool) and not self._callable():

@@ -369,10 +369,11 @@ def test_one_call_ends_the_answer_without_parallel_tool_calls() -> None:
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "cannot have a JSON format"),
         ({"tool_choice": "required", "min_tokens": 3}, "min_tokens"),
+        ({"tools": [WEATHER, WEATHER]}, "two of them have the same name"),
     ],
     ids=str,
 )
-def test_invalid_tool_choice_is_refused(more: dict[str, Any], why: str) -> None:
+def test_invalid_tools_and_choices_are_refused(more: dict[str, Any], why: str) -> None:
     [error] = _errors("/chat/completions", [{"tools": [WEATHER], **more}])
     assert why in error["message"]
 

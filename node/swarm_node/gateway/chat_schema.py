@@ -307,10 +307,8 @@ class ChatRequest(SamplingRequest):
 
     @property
     def num_new_tokens(self) -> int | None:
-        """The limit on new tokens. None means no limit but the model's context.
-
-        `max_completion_tokens` has replaced `max_tokens` in OpenAI's API, so it counts where both are given.
-        """
+        """The limit on new tokens; None means the model's context. `max_completion_tokens` has replaced `max_tokens` in
+        OpenAI's API, so it counts where both are given."""
         return self.max_completion_tokens or self.max_tokens
 
     @property

@@ -205,7 +205,7 @@ class RunWatcher:
             return
         self._others_at_s = now_s + OTHERS_S
         other = await self._observer.look_for_other_history(members)
-        if other is not None and len(other.peers) >= max(1, 2 * self._num_apart):
+        if other is not None and other.is_news(self._num_apart):
             self._num_apart = len(other.peers)
             self._emitter.warning(other.words(short_id), remedy=other.remedy)
 

@@ -186,6 +186,10 @@ class OtherHistory:
     step: int
     peers: tuple[str, ...]
 
+    def is_news(self, num_told: int) -> bool:
+        """Return whether to tell of these peers after `num_told` were told of: the first ones, or twice as many."""
+        return len(self.peers) >= max(1, 2 * num_told)
+
     def words(self, name_of: Callable[[str], str]) -> str:
         """Return this in words; `name_of` names a peer."""
         peers = first_few(self.peers, MAX_NAMED, name_of)

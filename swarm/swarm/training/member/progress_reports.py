@@ -248,7 +248,7 @@ class MemberReports:
         """Report the peers that follow another history of the run: when there are some, and when they are twice as
         many."""
         other = context.other_history(context.replica.history)
-        if other is not None and len(other.peers) >= max(1, 2 * self._num_apart):
+        if other is not None and other.is_news(self._num_apart):
             self._num_apart = len(other.peers)
             self.on_event(other)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,12 @@ def write_model(directory: Path, tokenizer: PreTrainedTokenizerFast | None = Non
     model.save_pretrained(directory, max_shard_size="50MB")
     tokenizer.save_pretrained(directory)
     return directory
+
+
+def leave_out_drafts(client: AsyncClient) -> None:
+    """Have the client ask for no drafts: answers of random weights repeat themselves, so that they would gain more than
+    texts do. `test_bench_drafts` measures them."""
+    client._session = replace(client._session, drafts=False)
 
 
 async def answer(client: AsyncClient, index: int, *, num_prompt_tokens: int = 32, num_tokens: int = NUM_TOKENS) -> Any:

@@ -51,7 +51,7 @@ async def rounds_ms(num_sequences: int, *, is_last: bool) -> list[float]:
     engine = Engine(span, pool, ServerOptions(), revision="r")
     running = asyncio.create_task(engine.run())
     end = 4 if is_last else 3
-    sequences = [engine.open(client=f"c{i % 4}", start=0, end=end, max_tokens=MAX_TOKENS) for i in range(num_sequences)]
+    sequences = [engine.open(client=f"c{i}", start=0, end=end, max_tokens=MAX_TOKENS) for i in range(num_sequences)]
     token, times = torch.tensor([5]), []
     for index in range(NUM_ROUNDS):
         pick = Pick(TokenDraw(index=index)) if is_last else None  # every FINGERPRINT_EVERY-th draw has a fingerprint

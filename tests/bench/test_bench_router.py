@@ -87,5 +87,7 @@ def test_bench_router() -> None:
     report.show()
     thousand = report.rows["1000 servers"]
     assert float(thousand["chain_best_ms"]) < 5
-    for decision in ("span", "joining_in_a_crowd", "move"):
+    for decision in ("span", "move"):
         assert float(thousand[f"{decision}_best_ms"]) < 50
+    # the choices of MAX_PROPOSALS others and its own, which a node computes beside its event loop
+    assert float(thousand["joining_in_a_crowd_best_ms"]) < 800

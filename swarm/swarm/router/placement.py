@@ -135,11 +135,9 @@ def _within(is_so_B: NDArray[np.bool_], starts_W: Indices, length: int) -> NDArr
 def _highest(keys: NDArray[np.int64] | Floats) -> Indices:
     """Return the indices of the lexicographically highest rows of `keys`."""
     rows: Indices = np.arange(len(keys))
-    for column in range(keys.shape[1]):
-        values = keys[rows, column]
+    while (differs := (keys[rows] != keys[rows[0]]).any(axis=0)).any():
+        values = keys[rows, differs.argmax()]
         rows = rows[values == values.max()]
-        if len(rows) == 1:
-            break
     return rows
 
 

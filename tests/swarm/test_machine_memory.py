@@ -15,6 +15,18 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize(
+    ("groups", "folder"),
+    [
+        ("0::/", ""),
+        ("0::/system.slice/swarm.service", "system.slice/swarm.service"),
+        ("0::/system.slice/swarm.service", "system.slice"),
+        ("0::/docker/1234", ""),
+        ("2:cpu:/\n1:memory:/docker/1234\n0::/", "memory/docker/1234"),
+        ("2:cpu:/\n1:memory:/docker/1234\n0::/", "memory"),
+    ],
+    ids=["container", "service", "group above", "container without a namespace", "version 1", "container of version 1"],
+)
+@pytest.mark.parametrize(
     ("limit", "used", "free_and_total", "daemon"),
     [
         (str(GIB), GIB // 4, (GIB * 3 // 4, GIB), GIB // 2),
@@ -23,16 +35,22 @@ GIB = 2**30
         ("max", GIB, (32 * GIB, 64 * GIB), 4 * GIB),
     ],
 )
-def test_memory_of_a_container_is_its_limit_and_bounds_the_libp2p_daemon(
+def test_memory_of_a_container_or_service_is_its_limit_and_bounds_the_libp2p_daemon(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    folder: str,
     limit: str,
     used: int,
     free_and_total: tuple[int, int],
     daemon: int,
 ) -> None:
-    (tmp_path / "memory.max").write_text(f"{limit}\n")
-    (tmp_path / "memory.current").write_text(f"{used}\n")
+    (tmp_path / "groups").write_text(f"{groups}\n")
+    names = ("limit_in_bytes", "usage_in_bytes") if "memory" in folder else ("max", "current")
+    (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    for name, value in zip(names, (limit, used), strict=True):
+        (tmp_path / folder / f"memory.{name}").write_text(f"{value}\n")
+    monkeypatch.setattr(module, "GROUPS", tmp_path / "groups")
     monkeypatch.setattr(module, "CGROUP", tmp_path)
     whole = psutil.virtual_memory()._replace(available=32 * GIB, total=64 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: whole)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import io
 import logging
 import os
 import sys
@@ -88,6 +89,9 @@ def main() -> None:
     """Run the command in this process's arguments, and exit with its exit code."""
     # imports create hundreds of thousands of lasting objects: collecting at each 700 takes a sixth of the import time
     gc.set_threshold(10_000)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # marks that the locale's encoding lacks, and paths that are no text
+            stream.reconfigure(errors="backslashreplace")
     code = run(sys.argv[1:])
     logging.shutdown()
     with contextlib.suppress(OSError):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from swarm_node import cli, diagnostics, interrupts
@@ -111,6 +114,20 @@ for name in ("torchao", "torch.utils._pytree"):
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=120, text=True)
     assert ran.stderr.splitlines()[0] == "error: --model MODEL is missing"
     assert "kernel" not in ran.stderr
+
+
+def test_output_that_the_locale_cannot_encode_is_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+
+    def run(_arguments: object) -> int:
+        out.write("✓ home          /m\udcfcller is writable\n")
+        return 0
+
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(cli, "run", run)
+    monkeypatch.setattr(os, "_exit", Mock())
+    cli.main()
+    assert out.buffer.getvalue() == b"\\u2713 home          /m\\udcfcller is writable\n"  # type: ignore[attr-defined]
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -127,11 +127,14 @@ def test_doctor_says_why_the_daemon_has_not_joined(tmp_path: Path, monkeypatch: 
     assert "--peers" in found.remedy
 
 
-def test_socket_with_a_long_path_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["x" * 120, "backup, old", os.fsdecode(b"m\xfcller")], ids=["long", "comma", "bytes"])
+def test_socket_of_a_home_that_gives_it_no_address_works(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
 
     async def scene() -> None:
-        home = Home(tmp_path / ("x" * 120))
+        home = Home(tmp_path / name)
         async with daemon(home):
             assert await asyncio.to_thread(ControlClient(home).status) == REPLY
 

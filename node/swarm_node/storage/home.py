@@ -154,9 +154,9 @@ class Home:
     @property
     def socket(self) -> Path:
         """The path of the control socket: in the home, or in the runtime directory if that path is too long for a
-        socket."""
+        socket, or none that gRPC can take: it divides addresses at commas."""
         path = self.path / "control.sock"
-        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES:
+        if len(os.fsencode(path)) <= MAX_SOCKET_PATH_BYTES and str(path).isprintable() and "," not in str(path):
             return path
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
         return _runtime_directory() / f"{digest}.sock"

@@ -2,7 +2,8 @@
 
 Each commit has its own directory, so that its files are never stale. A broken download continues where it stopped, also
 in a later process; `hf_hub_download` would drop a partial file. `download.json` has the sizes of all tensors of the
-model, read from the headers of all shards, which is enough for planning. Blocks, and reports bytes as they arrive.
+model, read from the headers of all shards, which is enough for planning. While the hub cannot be asked, as when a
+machine starts before its connection, its last answer counts. Blocks, and reports bytes as they arrive.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import logging
 import math
 import re
 import shutil
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from filelock import FileLock
 from huggingface_hub import HfApi, hf_hub_url
@@ -47,6 +50,7 @@ from swarm.serving.model.model_files import (
     MAX_CONFIG_BYTES,
     SINGLE,
     ModelFiles,
+    is_described,
     open_model,
 )
 from swarm.serving.model.safetensors_reader import MAX_HEADER_BYTES, read_header
@@ -68,7 +72,12 @@ KEPT_FREE_BYTES = 1 << 30
 """Free bytes of the disk that a download leaves: strangers choose the models that a helper takes, and with a full disk
 neither this node nor others' programs can keep anything. A download of less leaves as much again as it takes."""
 
+_REFUSALS = (HFValidationError, RepositoryNotFoundError, RevisionNotFoundError)
+"""Errors by which the hub says that it does not have a model, or not for this user."""
+
 _ERRNO = re.compile(r"\[Errno -?\d+\] ")
+
+logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[int, int], None]
 """Called with the number of downloaded bytes and the total. A SwarmError that it raises ends the download."""
@@ -98,7 +107,7 @@ def find_model(model_id: str, cache_dir: Path, *, revision: str = "main", endpoi
         for name in small:
             _check_size(model, name, MAX_INDEX_BYTES if name == INDEX else limits.MAX_MODEL_FILE_BYTES)
         _fetch_all(model, small, lambda *_: None)
-        if not (model.directory / DOWNLOAD).is_file():
+        if not is_described(model.directory):
             write_whole(model.directory / DOWNLOAD, (json.dumps(_describe(api, model)).encode(),))
     return model
 
@@ -119,21 +128,45 @@ def _check_size(model: HubModel, name: str, most: int) -> None:
 
 
 def _look_up(api: HfApi, model_id: str, cache_dir: Path, revision: str) -> HubModel:
-    with _translated_errors(model_id, revision, downloads=False):
-        info = api.model_info(model_id, revision=revision, files_metadata=True)
-    files = {file.rfilename: file for file in info.siblings or ()}
-    commit = str(info.sha)
-    model = HubModel(
-        model_id=model_id,
-        commit=commit,
-        directory=cache_dir / model_id.replace("/", "--") / commit,
-        sizes={name: file.size for name, file in files.items() if isinstance(file.size, int)},
-        sha256={name: file.lfs.sha256 for name, file in files.items() if file.lfs},
-        endpoint=api.endpoint,
-    )
+    folder = cache_dir / model_id.replace("/", "--")
+    kept = folder / f"{quote(revision, safe='')}.json"
+    try:
+        with _translated_errors(model_id, revision, downloads=False):
+            info = api.model_info(model_id, revision=revision, files_metadata=True)
+    except ConfigError as error:
+        answer = _read_answer(kept)
+        if answer is None or isinstance(error.__cause__, _REFUSALS):
+            raise
+        logger.warning("%s: its last answer counts", error.message)
+    else:
+        files = {file.rfilename: file for file in info.siblings or ()}
+        answer = {
+            "commit": str(info.sha),
+            "sizes": {name: file.size for name, file in files.items() if isinstance(file.size, int)},
+            "sha256": {name: file.lfs.sha256 for name, file in files.items() if file.lfs},
+        }
+        _keep_answer(kept, answer)
+    model = HubModel(model_id=model_id, directory=folder / answer["commit"], endpoint=api.endpoint, **answer)
     if not any(name in model.sizes for name in (INDEX, SINGLE)):
         raise ConfigError(f"{model_id} has no safetensors weights", remedy="name a model that has them")
     return model
+
+
+def _read_answer(path: Path) -> dict[str, Any] | None:
+    """Return the hub's last answer about a revision, or None if there is none that can be read."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return {"commit": str(found["commit"]), "sizes": dict(found["sizes"]), "sha256": dict(found["sha256"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _keep_answer(path: Path, answer: Mapping[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, (json.dumps(answer).encode(),))
+    except OSError as error:
+        logger.warning("the hub's answer is not kept in %s: %s", path, reason_of(error))
 
 
 @contextmanager

@@ -290,6 +290,14 @@ def _read_index(directory: Path) -> dict[str, Path]:
     return shards
 
 
+def is_described(directory: Path) -> bool:
+    """Return whether `directory` is a download, and its DOWNLOAD can be read."""
+    try:
+        return _read_download(directory) is not None
+    except IntegrityError:
+        return False
+
+
 def _read_download(directory: Path) -> dict[str, Any] | None:
     path = directory / DOWNLOAD
     if not path.is_file():

@@ -6,6 +6,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from support.local_hub import MODEL, Hub, digest, local_hub
 from swarm.serving.model import hub_download
 from swarm.serving.model.hub_download import HubModel, download_blocks, find_model
-from swarm.serving.model.model_files import open_model
+from swarm.serving.model.model_files import DOWNLOAD, open_model
 from swarm.serving.model.span_loading import load_span
 from swarm.serving.server.capability import weigh
 from swarm.serving.server.deployment import ServerOptions
@@ -280,3 +281,32 @@ def test_find_fails_with_one_line_when_the_hub_is_unreachable(tmp_path: Path) ->
     assert "\n" not in str(caught.value)
     assert "HF_ENDPOINT" in caught.value.remedy
     assert "is kept" not in caught.value.remedy, "nothing was downloaded"
+
+
+def test_find_goes_by_the_last_answer_while_the_hub_cannot_be_asked(
+    hub: Hub, find: Callable[[], HubModel], tmp_path: Path
+) -> None:
+    model = find()
+    download_blocks(model, 2, 4, lambda *_: None)
+    away = "http://127.0.0.1:9"
+    found = find_model(MODEL, tmp_path / "cache", endpoint=away)
+    assert found == replace(model, endpoint=away)
+    load_span(download_blocks(found, 2, 4, lambda *_: None), 2, 4)
+    with pytest.raises(ConfigError, match=f"the download of {MODEL} failed"):
+        download_blocks(found, 0, 6, lambda *_: None)
+    (answer,) = (tmp_path / "cache").glob("*/*.json")
+    (tmp_path / "cache" / "nobody--nothing").mkdir()
+    shutil.copy(answer, tmp_path / "cache" / "nobody--nothing" / answer.name)
+    with pytest.raises(ConfigError, match="the hub has no model nobody/nothing"):
+        find_model("nobody/nothing", tmp_path / "cache", endpoint=hub.endpoint)
+    answer.write_text("{}")
+    with pytest.raises(ConfigError, match=f"the hub cannot be asked for {MODEL}"):
+        find_model(MODEL, tmp_path / "cache", endpoint=away)
+
+
+def test_find_describes_the_model_again_when_its_description_is_damaged(find: Callable[[], HubModel]) -> None:
+    description = find().directory / DOWNLOAD
+    whole = description.read_text()
+    description.write_text("")  # as a loss of power may leave it
+    open_model(find().directory)
+    assert description.read_text() == whole

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from swarm_protocol import limits
-from swarm_protocol.errors import PeerRefused
+from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import FollowReply, FollowRequest
 from swarm_protocol.reduction_messages import ReduceOpening
@@ -63,6 +63,8 @@ from swarm.training.round.round_state import (
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import ContributionLate, Waiting
+
+DISK_S = 2.0  # pause before a promise is written again that the disk did not take
 
 
 class RoundDriver:
@@ -227,8 +229,8 @@ class RoundDriver:
                     if self._state.asked != before.asked:
                         self._end_attempt()
                     for action in actions:
-                        if isinstance(action, Ask | Sign | CastVote):
-                            await self._keep_promise()
+                        if isinstance(action, Ask | Sign | CastVote) and not await self._keep_promise():
+                            return b""
                         await self._act(action)
                 await self.reductions.keep_drawn(await self._context.check(self._certificate, is_own=True))
             finally:
@@ -352,16 +354,22 @@ class RoundDriver:
         if (further := await self._queries.overtaken(peer, certificate)) is not None:
             self.feed(further)
 
-    async def _keep_promise(self) -> None:
-        """Write the attempt, the lock and the prepare vote to disk before others hear of them."""
+    async def _keep_promise(self) -> bool:
+        """Write the attempt, the lock and the prepare vote to disk before others hear of them. While the disk takes
+        nothing, try again, and let nobody hear of them. Return False if this member is to leave meanwhile."""
         store, own_vote = self._promises, self._state.own_prepare_vote
         bound = (self.attempt, self._state.lock, own_vote)
-        if store is None or self._kept == bound:
-            return
-        parts = self._context.replica.parts_of(own_vote.vote.outcome.origin_digest) if own_vote is not None else ()
-        promise = replace(self.promise, parts=parts)
-        await in_executor(self._context.executor, store.write, promise)
-        self._kept = bound
+        while store is not None and self._kept != bound:
+            parts = self._context.replica.parts_of(own_vote.vote.outcome.origin_digest) if own_vote is not None else ()
+            try:
+                await in_executor(self._context.executor, store.write, replace(self.promise, parts=parts))
+                self._kept = bound
+            except ConfigError as error:
+                if self._intervals.is_leaving:
+                    return False
+                self._on_abort(GiveUp(step=self.setup.step, attempt=self.attempt, reason=str(error), missing=()))
+                await asyncio.sleep(DISK_S)
+        return True
 
     def _work(self, action: Ask | Reduce | Recover) -> Coroutine[Any, Any, None]:
         """Return the coroutine for `action`, which ends with the attempt at the latest."""

@@ -13,13 +13,13 @@ from unittest.mock import Mock
 import pytest
 import torch
 from support.round_scripts import FIRST, ME, OFFER, OUTCOME, PEERS, locked, ready, setup, vote_of
-from support.training_swarm import Swarm, SyntheticInner, config
+from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
 from swarm.training.round import state_machine as machine
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import Ask, Reported, Sign
 from swarm.training.round.round_state import OwnPrepareVote, RoundSetup, RoundState
-from swarm.training.trainer_events import OuterStep, RoundAborted
+from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm_protocol.commit_messages import Vote
 from swarm_protocol.errors import ConfigError, IntegrityError
 from swarm_protocol.training_messages import Ready
@@ -189,6 +189,48 @@ def test_member_writes_its_promise_to_disk_before_it_sends_anything_about_it(tmp
     virtual_time.run(main())
     assert {kind for kind, _ in sent} == {"report", "prepare", "commit"}
     assert all(is_kept for _, is_kept in sent)
+
+
+class FullDisk(PromiseFile):
+    """A disk that takes promises only while `has_room`."""
+
+    has_room = True
+
+    def write(self, promise: Promise) -> None:
+        if not self.has_room:
+            raise ConfigError("the member's vote cannot be written", remedy="free space there")
+        super().write(promise)
+
+
+@pytest.mark.parametrize("has_room_again", [True, False])
+def test_member_whose_disk_is_full_says_so_and_nothing_else_until_it_has_room_or_leaves(
+    tmp_path: Path, has_room_again: bool
+) -> None:
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=20)) as swarm:
+            disk = FullDisk(tmp_path / "m2")
+            for name in ("m0", "m1"):
+                await swarm.join(name, promises=PromiseFile(tmp_path / name))
+            member = await swarm.join("m2", promises=disk)
+            while not member.of(OuterStep):
+                await asyncio.sleep(0.01)
+            disk.has_room, kept = False, disk.read()
+            while len(swarm.members["m0"].of(OuterStep)) < 5:
+                await asyncio.sleep(0.01)
+            assert {event.reason for event in member.of(RoundAborted)} == {
+                "the member's vote cannot be written: free space there"
+            }
+            assert disk.read() == kept
+            if has_room_again:
+                disk.has_room = True
+            else:
+                member.trainer.stop()
+            members = await swarm.finish(timeout_s=100.0)
+            assert_equal_steps(members if has_room_again else members[:2], 20)
+            assert not any(each.of(MemberConvicted) for each in members)
+            assert (len(member.of(OuterStep)) > 5) == has_room_again
+
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def _is_kept(kept: Promise | None, request: bytes, *, is_vote: bool) -> tuple[str, bool]:

@@ -20,7 +20,7 @@ from swarm.network.relay import relay, relay_access, reservations
 from swarm.serving import peer_shares
 from swarm.serving.evidence import server_convictions
 from swarm.serving.server import connection_server, forward_server, push_connections, session_queues
-from swarm.serving.session import pipeline, session_state
+from swarm.serving.session import pipeline, repair
 from swarm.training.allreduce import butterfly, leaf_checks, part_streams, parts, peer_connections
 from swarm.training.member import members_watch, round_service
 from swarm.training.round import round_state
@@ -120,7 +120,7 @@ SAID = [
         "sessions.md",
         f"tried again after {pipeline.RELINK_S:.0f} s, doubling up to {pipeline.MAX_RELINK_S / 60:.0f} minutes",
     ),
-    ("sessions.md", f"After {session_state.MAX_FAILURES} failures of servers"),
+    ("sessions.md", f"After {repair.MAX_FAILURES} failures of servers"),
     ("sessions.md", f"and {forward_server.MAX_CALL_S:.0f} s"),
     ("rounds.md", f"`max_uses` from 1 to {run_credentials.MAX_USES}"),
     ("rounds.md", f"chunks of {replica_state.CHUNK_BYTES // MIB} MiB"),

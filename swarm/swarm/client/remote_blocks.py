@@ -38,8 +38,8 @@ from swarm.network.membership import Membership
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.repair import MAX_FAILURES
 from swarm.serving.session.route_finder import RETRY_S, KnownServers
-from swarm.serving.session.session_state import MAX_FAILURES
 from swarm.serving.wire.tensor_stream import SLOWEST_TENSOR_BYTES_PER_S, receive_floats, send_tensor
 
 logger = logging.getLogger(__name__)

@@ -1,15 +1,16 @@
 """Follows the course of a repair: from the search for servers of blocks that lack one, or whose server leaves, to the
-open sequences there.
+open sequences there. Counts the failures on the way, of which too many fail the session.
 
 A value without I/O. `session_state` asks for the searches and openings, and puts the opened stages into the pipeline.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from swarm_protocol.errors import PeerRefused, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerUnreachable, SessionError, SwarmError
 
 from swarm.router.routing import NoChain
 from swarm.serving.session.stage import Stage
@@ -18,6 +19,17 @@ from swarm.serving.session.straggler import Straggler
 OPEN_S = 10.0
 """Seconds to open a sequence: enough to dial through a relay, and for a slow moment of the server. A handover gets the
 time of a replay on top."""
+
+MAX_FAILURES = 16
+"""Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
+
+MAX_REFUSALS = 256
+"""Maximum refusals of one server that has no room for a session now. They are no failures: all servers may be full
+until the patience ends, and each may be asked twice a second, and whenever another session of this client ends."""
+
+BAD_ROWS_FAILURES = 4
+"""Number of failures that count when all positions are run again because some server sent bad rows: it is as much
+work."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -136,6 +148,48 @@ class Repair:
         self.refusal = _not_for_room(error) or self.refusal
         if self.is_handover:
             self.may_hand_over = self.is_handover = False
+
+
+class TokenFailures:
+    """Counts the failures of servers at one token, and the refusals of those that were asked to open a session."""
+
+    def __init__(self) -> None:
+        self._num_failed = 0
+        self._num_refused = Counter[str]()
+        self._are_unreachable = True
+        self._doubtful_peer = ""
+
+    def add(self, peer_id: str, error: SwarmError, repair: Repair | None) -> None:
+        """Count a failure, which occurred in a `repair` if the server was asked to open a session."""
+        if repair is not None and isinstance(error, PeerRefused) and (error.lacks_room or error.retry_after_s):
+            self._num_refused[peer_id] += 1
+        elif repair is None or repair.straggler is None:  # the answer goes on at a straggler
+            self._num_failed += 1
+        self._are_unreachable = self._are_unreachable and isinstance(error, PeerUnreachable)
+
+    def doubts_rows(self, stage: Stage) -> bool:
+        """Return whether bad rows explain that the stage has failed: it is local, or it is the second server to fail at
+        this token."""
+        before, self._doubtful_peer = self._doubtful_peer, stage.peer_id
+        if not stage.is_local and before in {"", stage.peer_id}:
+            return False
+        self._num_failed += BAD_ROWS_FAILURES - 1
+        return True
+
+    def too_many(self, stage: Stage, error: SwarmError, repair: Repair | None) -> SessionError | None:
+        """Return the error for the caller if the last failure, that of the stage, was one too many."""
+        if self._num_failed <= MAX_FAILURES and self._num_refused[stage.peer_id] <= MAX_REFUSALS:
+            return None
+        blocks = f"blocks {stage.start}:{stage.end}"
+        if repair is not None and self._are_unreachable:
+            message = f"{blocks} are not available: none of their servers can be reached"
+        elif repair is None or repair.lost_peer:
+            message = f"servers keep failing at the same token: {error.message} ({blocks})"
+        else:
+            message = f"servers in a row opened no session: {error.message} ({blocks})"
+        failure = SessionError(message, remedy="try again in a moment")
+        failure.__cause__ = error if repair is None else repair.error
+        return failure
 
 
 def _not_for_room(error: SwarmError) -> PeerRefused | None:

@@ -16,15 +16,14 @@ A position is answered once, however often it is run, so a token is never taken 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SessionError, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.session_frames import SequenceReady
 
 from swarm.serving.session.pipeline import Pipeline
-from swarm.serving.session.repair import Repair
+from swarm.serving.session.repair import Repair, TokenFailures
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
@@ -46,17 +45,6 @@ from swarm.serving.session.straggler import WAIT_S, StragglerWatch
 LEAVE_RETRY_S = 3.0
 """Seconds between searches for a replacement of a leaving server that still answers."""
 
-MAX_FAILURES = 16
-"""Maximum server failures per request or call. A request that exceeds it is assumed to be the cause."""
-
-MAX_REFUSALS = 256
-"""Maximum refusals of one server that has no room for a session now. They are no failures: all servers may be full
-until the patience ends, and each may be asked twice a second, and whenever another session of this client ends."""
-
-BAD_ROWS_FAILURES = 4
-"""Number of failures that count when all positions are run again because some server sent bad rows: it is as much
-work."""
-
 
 class SessionState:
     """A session over blocks `[0, num_blocks)`. `new_buffer(block)` makes the replay buffer of a boundary.
@@ -74,8 +62,7 @@ class SessionState:
     ) -> None:
         self.repairs = [Repair(start=0, end=num_blocks)]
         self.error: SwarmError | None = None
-        self._begin_token()
-        self._has_opened = False
+        self._failures = TokenFailures()
         self._silence = SilenceWatch()
         self._stragglers = StragglerWatch(slow_wait_s)
         self._bytes_beside = bytes_beside
@@ -98,7 +85,7 @@ class SessionState:
         """
         self.pipeline.ask(rows, ahead, now_s)
         self._silence.begin(now_s)
-        self._begin_token()
+        self._failures = TokenFailures()
         for repair in self.repairs:
             if repair.is_idle:
                 repair.since_s = repair.begun_s = now_s
@@ -107,13 +94,9 @@ class SessionState:
 
     def follow(self, row: bytes, now_s: float) -> list[Action]:
         """Use the token that was answered as the next input."""
-        self._begin_token()
+        self._failures = TokenFailures()
         self.pipeline.follow(row, now_s)
         return self._decide(now_s)
-
-    def _begin_token(self) -> None:
-        self._num_failed, self._are_unreachable, self._failed_peer = 0, True, ""
-        self._num_refused = Counter[str]()
 
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
         if repair not in self.repairs:
@@ -303,7 +286,6 @@ class SessionState:
             for stage in repair.new:
                 stage.replays_until = self.pipeline.length
                 stage.is_taken_over = repair.is_handover
-        self._has_opened = True
         starts = [repair.start for repair in self.repairs]
         self._expect_opening()
         self.pipeline.insert(repair.new, [*starts, *(stage.start for other in self.repairs for stage in other.new)])
@@ -320,43 +302,23 @@ class SessionState:
         repair = self._repair_with(stage)
         if self.error is not None or (repair is None and stage not in self.stages):
             return
-        if repair is not None and isinstance(error, PeerRefused) and (error.lacks_room or error.retry_after_s):
-            self._num_refused[stage.peer_id] += 1
-        elif repair is None or repair.straggler is None:  # the answer goes on at a straggler
-            self._num_failed += 1
-        self._are_unreachable = self._are_unreachable and isinstance(error, PeerUnreachable)
+        self._failures.add(stage.peer_id, error, repair)
         if repair is not None:
             self._opening_failed(repair, stage, error, cause)
         else:
             self._actions.append(AvoidPeer(stage.peer_id, error, cause))
             self._replace(stage, error, now_s)
-            if cause is FailureCause.REPORTED and isinstance(error, SessionError) and stage.start:
+            may_be_rows = cause is FailureCause.REPORTED and isinstance(error, SessionError) and stage.start > 0
+            if may_be_rows and self._failures.doubts_rows(stage):
                 self._doubt_rows(stage, error, now_s)
-        if self._num_failed > MAX_FAILURES or self._num_refused[stage.peer_id] > MAX_REFUSALS:
-            what = (
-                "servers keep failing at the same token" if self._has_opened else "servers in a row opened no session"
-            )
-            blocks = f"blocks {stage.start}:{stage.end}"
-            message = f"{what}: {error.message} ({blocks})"
-            if repair is not None and self._are_unreachable:
-                message = f"{blocks} are not available: none of their servers can be reached"
-            failure = SessionError(message, remedy="try again in a moment")
-            failure.__cause__ = error if repair is None else repair.error
+        if (failure := self._failures.too_many(stage, error, repair)) is not None:
             self._fail(failure)
 
     def _doubt_rows(self, stage: Stage, error: SwarmError, now_s: float) -> None:
-        """Run all positions again if bad rows explain the stage's failure: the stage is local, or it is the second
-        server to fail at this token.
-
-        Any server before it may have made the rows, so all rows are forgotten, and nobody is accused: other servers are
-        preferred for a while.
-        """
-        failed_before, self._failed_peer = self._failed_peer, stage.peer_id
-        if not stage.is_local and failed_before in {"", stage.peer_id}:
-            return
+        """Run all positions again, since bad rows may have made the stage fail. Any server before it may have made
+        them, so all rows are forgotten, and nobody is accused: other servers are preferred for a while."""
         before = [other.peer_id for other in self.stages if other.end <= stage.start and not other.is_local]
         self._actions.append(ForgetRows(tuple(before)))
-        self._num_failed += BAD_ROWS_FAILURES - 1
         self.pipeline.forget_rows()
         self._start_anew(error, now_s)
 

@@ -18,8 +18,9 @@ from support.faults import Fault
 from swarm.router.routing import NoChain
 from swarm.serving.session.client_state import SessionOptions
 from swarm.serving.session.connection_pool import IDLE_S, ConnectionPool
+from swarm.serving.session.repair import MAX_FAILURES
 from swarm.serving.session.route_finder import MAX_LEFT_EARLY
-from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES
+from swarm.serving.session.session_state import LEAVE_RETRY_S
 from swarm.serving.session.silence import ANSWER_S, QUIET_S
 from swarm.serving.session.stage import FLOOR_S
 from swarm.serving.session.stage_connections import AGAIN_S, DIAL_S

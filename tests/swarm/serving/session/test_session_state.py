@@ -25,7 +25,7 @@ from support.toy_chain import (
     token_row,
 )
 from swarm.serving.session.pipeline import RELINK_S, WINDOW_CHUNKS
-from swarm.serving.session.repair import OPEN_S
+from swarm.serving.session.repair import MAX_FAILURES, OPEN_S
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
@@ -38,7 +38,7 @@ from swarm.serving.session.session_actions import (
     TakeToken,
     UpdateLink,
 )
-from swarm.serving.session.session_state import LEAVE_RETRY_S, MAX_FAILURES, SessionState
+from swarm.serving.session.session_state import LEAVE_RETRY_S, SessionState
 from swarm.serving.session.silence import MAX_ANSWER_S, QUIET_S
 from swarm.serving.session.stage import FLOOR_S, Stage
 from swarm.serving.session.step_reports import StepReport

@@ -371,6 +371,7 @@ def play_inbox(data: bytes) -> Mapping[str, int]:
         max_step_tokens=32,
         on_taken=lambda position, rows: taken.append(position + rows.num_rows),
     )
+    inbox.is_open = True
     for _ in range(NUM_EVENTS):
         position = chance.choice((inbox.length, inbox.firm_length))
         request: StepRequest | Push = step_request(chance, position, codec if sequence.blocks[0] else TOKENS)
@@ -380,7 +381,7 @@ def play_inbox(data: bytes) -> Mapping[str, int]:
         for frame in decoded(altered(request, chance, num_changes=chance.choice((0, 0, 1, 2)))):
             try:
                 if isinstance(frame, StepRequest | Push):
-                    inbox.take(frame, forward=isinstance(frame, StepRequest) and frame.forward)
+                    inbox.take(frame)
             except SwarmError as error:
                 happened[type(error).__name__] += 1
         happened["steps"] += 1

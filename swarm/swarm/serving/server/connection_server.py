@@ -287,8 +287,8 @@ class ConnectionServer:
     async def _prepare(self, session: ServerSession, wanted: OpenSequence) -> None:
         """Get what the session needs before its first step: its grammar, or the cache of another server. Raises
         SwarmError."""
-        if session.sampler is not None:
-            await session.sampler.prepare()
+        if session.draws.sampler is not None:
+            await session.draws.sampler.prepare()
         if wanted.take_over is not None:
             await self._take_over(session, wanted.take_over)
 

@@ -12,13 +12,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-from swarm_protocol import limits, session_frames
-from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
+from swarm_protocol import limits
+from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.session_frames import (
     AnswerTokens,
@@ -28,24 +28,21 @@ from swarm_protocol.session_frames import (
     OpenSequence,
     Push,
     PushRefused,
-    SampledToken,
     SequenceEnded,
     SequenceReady,
+    Spent,
     StepRequest,
     StepResult,
 )
 
 from swarm.network.interface import FailpointHook, Network
-from swarm.serving.engine.engine import cheap_drafts
 from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.model.batch import Want
-from swarm.serving.sampling.sampling import Pick
 from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.deployment import Deployment
-from swarm.serving.server.drafter import Drafter
 from swarm.serving.server.push_connections import PushConnections, SessionLink
 from swarm.serving.server.session_queues import Backpressure, CheckedStep, ResultBatcher, SessionInbox
-from swarm.serving.server.session_sampler import SessionSampler
+from swarm.serving.server.session_sampler import SessionDraws, SessionSampler
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import check_ids, rows_of
 
@@ -69,8 +66,8 @@ class SharedServices:
 
 
 class ServerSession:
-    """One session on this server. Only the last block's session has a `sampler`. Peers in `may_take_over` may have its
-    keys and values.
+    """One session on this server. `draws` says how it draws tokens if it is of the last block. Peers in `may_take_over`
+    may have its keys and values.
 
     `previous` is the sequence that may push to this one; `lock` is held during a step or a hand-over.
     """
@@ -93,7 +90,7 @@ class ServerSession:
         self.task: asyncio.Task[None] | None = None
         self.lock = asyncio.Lock()
         self.connection = connection
-        self.sampler = sampler
+        self.draws = SessionDraws(sampler)
         self.previous = opened.previous
         self.is_closed = self.was_ended = False
         self._codec = opened.codec
@@ -124,14 +121,10 @@ class ServerSession:
             services.push_connections,
             self.client,
             opened.sequence_id,
-            take_own=lambda push: self._take(push, forward=False),
+            take_own=self._inbox.take,
             on_failed=self._push_failed,
         )
-        self._drafter = Drafter()
         self._results = ResultBatcher(connection)
-        self._answered: int | None = None
-        self._is_ready = False
-        self._is_leaving = False
         self._on_closed = on_closed
         sequence.on_ended = self.end
         self._link.set_next(opened.next)
@@ -146,7 +139,7 @@ class ServerSession:
         try:
             if step.want == "token" and not (self.is_last or step.forward):
                 raise PeerViolation("only the last block's output says which token comes next")
-            self._take(step, forward=step.forward and not self.is_last)
+            self._inbox.take(step)
         except SwarmError as error:
             self.end(error)
 
@@ -157,19 +150,19 @@ class ServerSession:
             if named is None or (connection.peer_id, push.source_id) != (named.peer_id, named.sequence_id):
                 raise PeerViolation("the client did not name you as the previous server", peer_id=connection.peer_id)
             # a late push has more, and a step that is not done leaves others
-            made = 0 if self.sequence.num_queued else len(self._drafter.drafts)
+            made = 0 if self.sequence.num_queued else len(self.draws.drafter.drafts)
             if self.is_last and push.num_drafts > made:
                 push = replace(push, rows=push.rows.first(1 + made), num_drafts=made)
-            self._take(push, forward=not self.is_last, upstream_ms=push.upstream_ms)
+            self._inbox.take(push)
         except SwarmError as error:
             refuse_push(push, connection, error)
 
     def recall(self, drawn: AnswerTokens) -> None:
         """Set the answer's earlier tokens, which the client sent. Raises PeerViolation, which ends the client's
         connection."""
-        if self.sampler is None:
+        if self.draws.sampler is None:
             raise PeerViolation("tokens of an answer for a session without a sampler", peer_id=self.client)
-        self.sampler.recall(drawn.token_ids)
+        self.draws.sampler.recall(drawn.token_ids)
 
     def draft_from(self, text: DraftText) -> None:
         """Take drafts from the client's text from now on. Raises PeerViolation, which ends the client's connection."""
@@ -177,7 +170,7 @@ class ServerSession:
             raise PeerViolation("a text for drafts, and this is not the last block", peer_id=self.client)
         token_ids = np.frombuffer(text.token_ids, dtype="<i4")
         check_ids(token_ids, self._deployed.engine.span.vocab_size)
-        self._drafter.begin(token_ids.tolist())
+        self.draws.drafter.begin(token_ids.tolist())
 
     def link(self, link: LinkUpdate) -> None:
         """Link the session to the neighbours that the client names."""
@@ -187,17 +180,9 @@ class ServerSession:
         ack = LinkAck(sequence_id=self.sequence_id, num_links=self._link.num_links, position=self._inbox.firm_length)
         self.connection.send(ack)
 
-    def _take(
-        self, frame: StepRequest | Push, *, forward: bool, upstream_ms: tuple[session_frames.Spent, ...] = ()
-    ) -> None:
-        """Queue a frame's step. Raises PeerViolation, PeerRefused."""
-        if not self._is_ready:
-            raise PeerRefused("the session is not open yet", retry_after_s=1.0)
-        self._inbox.take(frame, forward=forward, upstream_ms=upstream_ms)
-
     def ready(self) -> None:
         """Accept steps from now on, and tell the client."""
-        self._is_ready = True
+        self._inbox.is_open = True
         ready = SequenceReady(
             sequence_id=self.sequence_id,
             max_step_tokens=self._deployed.loaded.max_step_tokens,
@@ -226,20 +211,23 @@ class ServerSession:
         output = await self._compute(step)
         step = step.with_drafts(output.num_drafts)
         spent_ms = min(output.compute_ms, limits.MAX_STEP_MS), min(output.queue_ms, limits.MAX_STEP_MS)
+        if output.tokens:
+            await self._give_tokens(step, output, spent_ms)
+        else:
+            await self._give_rows(step, output, spent_ms)
+
+    async def _give_rows(self, step: CheckedStep, output: StepOutput, spent_ms: Spent) -> None:
+        """Push a step's outputs to the next server, and send the client a copy, or those that it wants."""
         rows, codec_error = None, 0.0
         if output.output is not None:
             rows, codec_error = rows_of(output.output, "raw" if self.is_last else self._codec)
-        if step.forward and rows is not None and self._link.next is not None:
-            await self._services.failpoints.reached("serve/push")
-            self._link.push_rows(step, rows, spent_ms)
-        firm_end = step.position + step.num_rows - step.num_drafts
-        if rows is not None and not output.tokens:
+            if step.forward and self._link.next is not None:
+                await self._services.failpoints.reached("serve/push")
+                self._link.push_rows(step, rows, spent_ms)
             self._log.gave(step.position + step.num_rows - rows.num_rows, rows)
         num_links = self._link.num_links
         await self._services.failpoints.reached("serve/reply")
-        self._answered = firm_end
-        # the client waits for no answer about a single token but the last server's
-        is_forwarded_token = step.forward and self._link.next is not None and step.is_decode
+        has_next = self._link.next is not None
         result = StepResult(
             sequence_id=self.sequence_id,
             position=step.position + step.num_rows,
@@ -249,62 +237,54 @@ class ServerSession:
             push_failed=step.forward and self._link.is_cut_off,
             codec_error=codec_error,
             rows=rows,
-            passed_on=is_forwarded_token,
+            # the client waits for no answer about a single token but the last server's
+            passed_on=step.forward and has_next and step.is_decode,
             num_links=num_links,
             # if rows go back to the client, no other server reports the times of the servers before
-            upstream_ms=step.upstream_ms if self._link.next is None or self.is_last else (),
-            num_drafts=0 if output.tokens else step.num_drafts,
+            upstream_ms=() if has_next and not self.is_last else step.upstream_ms,
+            num_drafts=step.num_drafts,
         )
-        if output.tokens and step.draw is not None:
-            drafts = await self._next_drafts(output, step.draw.ahead - len(output.tokens))
-            self._give_tokens(step, output.tokens, drafts, replace(result, position=firm_end))
-        else:
-            self._results.add(result, can_wait=is_forwarded_token and not self._is_leaving)
+        self._results.add(result)
 
-    async def _next_drafts(self, output: StepOutput, ahead: int) -> tuple[int, ...]:
-        """Tell the sampler which tokens a step has yielded, and return the drafts to follow them."""
-        # sequences of one pass here come to the next server together, where none sees the others' drafts
-        most = self._drafter.room(min(ahead, cheap_drafts(output.batch_size)))
-        guess = self._drafter.guess(most)
-        if self.sampler is None:
-            return guess
-        return await self.sampler.drew([token.token_id for token in output.tokens], guess, most)
-
-    def _give_tokens(
-        self, step: CheckedStep, tokens: Sequence[SampledToken], drafts: tuple[int, ...], result: StepResult
-    ) -> None:
+    async def _give_tokens(self, step: CheckedStep, output: StepOutput, spent_ms: Spent) -> None:
         """Send the tokens that a step has yielded to the client, and push the last one to the first server, with
         drafts. The client relies on no wait between the two."""
-        draw = step.draw
+        await self._services.failpoints.reached("serve/reply")
+        draw, tokens, num_right = step.draw, output.tokens, len(output.tokens) - 1
         assert draw is not None
-        first, num_right = result.position, len(tokens) - 1
+        drawn = [token.token_id for token in tokens]
+        drafts = await self.draws.next_drafts(drawn, draw.ahead - len(tokens), output.batch_size)
+        first = step.position + step.num_rows - step.num_drafts
         for index, token in enumerate(tokens):
-            drawn = replace(draw, index=draw.index + index, ahead=0)
-            self._log.drew(first - 1 + index, drawn, token, of_step=step.position)
-        self._answered = first + num_right
+            drawn_as = replace(draw, index=draw.index + index, ahead=0)
+            self._log.drew(first - 1 + index, drawn_as, token, of_step=step.position)
         looped, push_failed = False, False
         if draw.ahead > num_right:
             following = replace(draw, index=draw.index + 1 + num_right, ahead=draw.ahead - 1 - num_right)
-            self._drafter.sends(drafts, asyncio.get_running_loop().time())
-            looped = self._link.push_tokens(self._answered, (tokens[-1].token_id, *drafts), following)
+            self.draws.drafter.sends(drafts, asyncio.get_running_loop().time())
+            looped = self._link.push_tokens(first + num_right, (drawn[-1], *drafts), following)
             push_failed = not looped and self._link.is_cut_off
             if not looped:
-                self._drafter.withdraw()
-        without_times = replace(
-            result, compute_ms=0.0, queue_ms=0.0, upstream_ms=tuple((0.0, 0.0) for _ in result.upstream_ms)
-        )
+                self.draws.drafter.withdraw()
+        upstream_ms = step.upstream_ms
         for index, token in enumerate(tokens):
             is_last = index == num_right
-            given = replace(
-                without_times if index else result,
+            result = StepResult(
+                sequence_id=self.sequence_id,
                 position=first + index,
+                compute_ms=spent_ms[0],
+                queue_ms=spent_ms[1],
+                batch_size=output.batch_size,
                 token=token,
                 num_links=self._link.num_links,
+                upstream_ms=upstream_ms,
                 drafted=not is_last,
                 looped=looped and is_last,
                 push_failed=push_failed and is_last,
             )
-            self._results.add(given, can_wait=False)
+            self._results.add(result)
+            # one pass has yielded all of them, so its times are told once
+            spent_ms, upstream_ms = (0.0, 0.0), tuple((0.0, 0.0) for _ in upstream_ms)
 
     def sign_answer(self, until: int) -> None:
         """Send waiting results, and then the commitment to the session's inputs and outputs before position `until`."""
@@ -318,46 +298,42 @@ class ServerSession:
             await self.connection.room()
             if step.forward:
                 await self._link.room()
-            pick = await self._engine_pick(step, self._drafter.drafts[: step.num_drafts])
+            pick = await self.draws.pick(step.draw, step.num_drafts) if step.draw and self.is_last else None
             async with self.lock:
                 self.sequence.settle(step.position)
                 want = Want.ALL if step.forward else _WANTS[step.want]
                 output = await self.sequence.step(step.x, want, pick, num_drafts=step.num_drafts)
                 if output.tokens:
-                    self._note_drawn(step, [token.token_id for token in output.tokens])
+                    self._keep_right_drafts(step, output)
             return output
         finally:
             self._inbox.finish(step)
 
-    def _note_drawn(self, step: CheckedStep, token_ids: Sequence[int]) -> None:
+    def _keep_right_drafts(self, step: CheckedStep, output: StepOutput) -> None:
         """Keep the drafts that were right, and forget the others."""
-        length = step.position + step.num_rows - step.num_drafts + len(token_ids) - 1
+        length = step.position + step.num_rows - step.num_drafts + len(output.tokens) - 1
         self.sequence.settle(length)
         self._inbox.settle(length)
-        self._drafter.drew(token_ids, asyncio.get_running_loop().time())
-
-    async def _engine_pick(self, step: CheckedStep, drafts: Sequence[int]) -> Pick | None:
-        if step.draw is None or not self.is_last:
-            return None
-        if self.sampler is None:
-            return Pick(step.draw, drafts=tuple((token_id, None) for token_id in drafts))
-        edits = await self.sampler.edits(step.draw.index)
-        return Pick(step.draw, edits, tuple(zip(drafts, self.sampler.edits_after(drafts), strict=True)))
+        drawn = [token.token_id for token in output.tokens]
+        self.draws.drafter.drew(drawn, asyncio.get_running_loop().time())
 
     def _push_failed(self, error: SwarmError) -> None:
         """Report a lost push to the client, which feeds the next server itself, or replaces it."""
-        if self._answered is None or self.is_closed or self.connection.error is not None:
+        last = self._results.last
+        if last is None or self.is_closed or self.connection.error is not None:
             return
         logger.debug("a push was lost: %s", error)
         failed = StepResult(
-            sequence_id=self.sequence_id, position=self._answered, push_failed=True, num_links=self._link.num_links
+            sequence_id=self.sequence_id,
+            position=last.position - last.num_drafts,
+            push_failed=True,
+            num_links=self._link.num_links,
         )
-        self._results.add(failed, can_wait=False)
+        self._results.add(failed)
 
     def leave(self) -> None:
         """Send every result at once from now on: the client needs them to move to another server."""
-        self._is_leaving = True
-        self._results.flush()
+        self._results.flush(for_good=True)
 
     def end(self, error: BaseException) -> None:
         """Send waiting results and the error to the client, and close the session. A second call does nothing."""
@@ -374,8 +350,8 @@ class ServerSession:
         if self.is_closed:
             return
         self.is_closed = True
-        if self.sampler is not None:
-            self.sampler.close()
+        if self.draws.sampler is not None:
+            self.draws.sampler.close()
         self._results.close()
         self.sequence.close()
         self._link.set_next(None)

@@ -118,7 +118,8 @@ class CheckedStep:
 class SessionInbox:
     """Queues the steps of one session on `span`, each of at most `max_step_tokens`.
 
-    Hidden states arrive in `codec`. `on_taken` gets the accepted rows, each once, and their first position.
+    Hidden states arrive in `codec`. `on_taken` gets the accepted rows, each once, and their first position. Before
+    `is_open` is set, steps are refused.
 
     `finish` releases the bytes of each step that `next` has returned; `close` drops the steps that still wait.
     """
@@ -134,6 +135,7 @@ class SessionInbox:
         max_step_tokens: int,
         on_taken: Callable[[int, Rows], None] = lambda _position, _rows: None,
     ) -> None:
+        self.is_open = False
         self._client = client
         self._sequence = sequence
         self._span = span
@@ -162,8 +164,10 @@ class SessionInbox:
         if not self._steps:
             self._expected, self._num_drafts = length, 0
 
-    def take(self, frame: StepRequest | Push, *, forward: bool, upstream_ms: tuple[Spent, ...] = ()) -> None:
+    def take(self, frame: StepRequest | Push) -> None:
         """Check a frame and queue its step. Raises PeerViolation, PeerRefused."""
+        if not self.is_open:
+            raise PeerRefused("the session is not open yet", retry_after_s=1.0)
         rows, position, num_drafts = frame.rows, frame.position, frame.num_drafts if isinstance(frame, Push) else 0
         if self._expected is not None:
             num_run = min(rows.num_rows - num_drafts, self.firm_length - position)
@@ -194,8 +198,8 @@ class SessionInbox:
             num_rows=rows.num_rows,
             want=frame.want,
             draw=frame.draw,
-            forward=forward,
-            upstream_ms=upstream_ms,
+            forward=not self._is_last and (isinstance(frame, Push) or frame.forward),
+            upstream_ms=frame.upstream_ms if isinstance(frame, Push) else (),
             num_drafts=num_drafts,
         )
         self._steps.append(step)
@@ -236,31 +240,36 @@ class SessionInbox:
 
 
 class ResultBatcher:
-    """Sends results to the client at the other end of `connection`. Those that can wait are sent at the next multiple
-    of REPORT_S."""
+    """Sends results to the client at the other end of `connection`. Those of tokens that were passed on are sent at the
+    next multiple of REPORT_S. `last` is the newest result."""
 
     def __init__(self, connection: MultiplexedConnection) -> None:
+        self.last: StepResult | None = None
         self._connection = connection
+        self._may_wait = True
         self._waiting: list[StepResult] = []
         self._timer: asyncio.TimerHandle | None = None
         self._added_s = math.inf
 
-    def add(self, result: StepResult, *, can_wait: bool) -> None:
-        """Send a result at once, or later if it `can_wait`, in the order of the calls. Nothing is sent once the
-        connection has ended."""
+    def add(self, result: StepResult) -> None:
+        """Send a result at once, or later if its token was passed on, in the order of the calls. Nothing is sent once
+        the connection has ended."""
         if not result.passed_on:
             self.flush()
+        self.last = result
         self._waiting.append(result)
         loop = asyncio.get_running_loop()
         now_s, before_s = loop.time(), self._added_s
         self._added_s = now_s
-        if not can_wait or len(self._waiting) >= MAX_WAITING or now_s - before_s > REPORT_S:
+        can_wait = result.passed_on and self._may_wait and now_s - before_s <= REPORT_S
+        if not can_wait or len(self._waiting) >= MAX_WAITING:
             self.flush()
         elif len(self._waiting) == 1:
             self._timer = loop.call_at((math.floor(now_s / REPORT_S) + 1) * REPORT_S, self.flush)
 
-    def flush(self) -> None:
-        """Send the results that wait."""
+    def flush(self, *, for_good: bool = False) -> None:
+        """Send the results that wait. If `for_good`, all later ones are sent at once."""
+        self._may_wait = self._may_wait and not for_good
         waiting = self._waiting
         self.close()
         if waiting and self._connection.error is None:

@@ -1,9 +1,9 @@
-"""Keeps the state that sampling needs in a session of the last block: the answer's tokens so far, and what its grammar
-allows next.
+"""Keeps the state that sampling needs in a session of the last block: the answer's tokens so far, what its grammar
+allows next, and the drafts.
 
-All of the state follows from the Sampler that the session was opened with, and from those tokens. Another server that
-takes over the session therefore draws the same tokens, once the client has sent the earlier ones. The sampler is used
-in the server's event loop.
+Drafts aside, all of the state follows from the Sampler that the session was opened with, and from those tokens. Another
+server that takes over the session therefore draws the same tokens, once the client has sent the earlier ones. All of it
+is used in the server's event loop.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from itertools import repeat
 import numpy as np
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.sampler import Sampler
+from swarm_protocol.session_frames import TokenDraw
 
+from swarm.serving.engine.engine import cheap_drafts
 from swarm.serving.grammar.grammar_masks import GrammarPool, TokenMask
 from swarm.serving.peer_shares import Held
-from swarm.serving.sampling.sampling import LogitEdits
+from swarm.serving.sampling.sampling import LogitEdits, Pick
+from swarm.serving.server.drafter import Drafter
 from swarm.serving.wire.tensor_stream import check_ids
 
 RECALL_S = 10.0
@@ -151,6 +154,32 @@ class SessionSampler:
             byte, bit = divmod(token_id, 8)
             allowed[byte] = allowed[byte] & ~(1 << bit) | mask.may_end << bit
         return bytes(allowed) if allowed.strip(b"\0") else b""
+
+
+class SessionDraws:
+    """Says how a session of the last block draws, and after which drafts. It has a `sampler` if its client asked for
+    one."""
+
+    def __init__(self, sampler: SessionSampler | None) -> None:
+        self.sampler = sampler
+        self.drafter = Drafter()
+
+    async def pick(self, draw: TokenDraw, num_drafts: int) -> Pick:
+        """Return what the engine is to draw: the token of `draw`, and one after each of the first `num_drafts` drafts.
+        Raises like `SessionSampler.edits`."""
+        drafts = self.drafter.drafts[:num_drafts]
+        if self.sampler is None:
+            return Pick(draw, drafts=tuple((token_id, None) for token_id in drafts))
+        edits = await self.sampler.edits(draw.index)
+        return Pick(draw, edits, tuple(zip(drafts, self.sampler.edits_after(drafts), strict=True)))
+
+    async def next_drafts(self, drawn: Sequence[int], ahead: int, num_sequences: int) -> tuple[int, ...]:
+        """Append the tokens that a pass of `num_sequences` has drawn, and return the drafts to follow them, at most
+        `ahead`."""
+        # sequences of one pass here come to the next server together, where none sees the others' drafts
+        most = self.drafter.room(min(ahead, cheap_drafts(num_sequences)))
+        guess = self.drafter.guess(most)
+        return guess if self.sampler is None else await self.sampler.drew(drawn, guess, most)
 
 
 def _no_token(*, blocked: bool) -> ConfigError:

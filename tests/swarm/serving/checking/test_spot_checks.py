@@ -28,11 +28,12 @@ from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.push_connections import SessionLink
 from swarm.serving.server.server_session import ServerSession
+from swarm.serving.server.session_sampler import SessionDraws
 from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.served_evidence_messages import PositionDigests
-from swarm_protocol.session_frames import CloseSequence, Commitment, OpenSequence, SampledToken, StepRequest
+from swarm_protocol.session_frames import CloseSequence, Commitment, OpenSequence, SampledToken, StepRequest, TokenDraw
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
@@ -177,15 +178,15 @@ def test_last_server_is_named_when_it_draws_other_tokens(boxes: Any, llama_dir: 
     async def scenario() -> None:
         async with boxes(llama_dir, THREE, checks=ALL) as box:
             liar = await trusted(box, 3)
-            honest = ServerSession._engine_pick
+            honest = SessionDraws.pick
 
-            async def greedy(self: ServerSession, step: Any, drafts: Any) -> Any:
-                pick = await honest(self, step, drafts)
-                if pick is None or not is_at(liar)(self):
+            async def greedy(self: SessionDraws, draw: TokenDraw, num_drafts: int) -> Any:
+                pick = await honest(self, draw, num_drafts)
+                if all(session.draws is not self for session in box.servers[liar].sessions):
                     return pick
                 return dataclasses.replace(pick, draw=dataclasses.replace(pick.draw, temperature=0.0))
 
-            with patch.object(ServerSession, "_engine_pick", greedy):
+            with patch.object(SessionDraws, "pick", greedy):
                 for seed in range(40):
                     reports = await checked(box, num_tokens=24, temperature=2.0, seed=seed)
                     if answered_by(box, 3) == liar:

@@ -45,7 +45,7 @@ def test_reports_that_can_wait_are_sent_together_in_time() -> None:
         connection = Told()
         batcher = ResultBatcher(connection)  # type: ignore[arg-type]
         for position in (5, 6, 7):
-            batcher.add(passed(position, push_failed=position == 6, codec_error=position / 100), can_wait=True)
+            batcher.add(passed(position, push_failed=position == 6, codec_error=position / 100))
         assert not connection.results
         await asyncio.sleep(REPORT_S)
         (told,) = connection.results
@@ -63,9 +63,9 @@ def test_reports_are_sent_at_once_and_in_order_when_a_client_waits() -> None:
     async def scenario() -> None:
         connection = Told()
         batcher = ResultBatcher(connection)  # type: ignore[arg-type]
-        batcher.add(passed(5), can_wait=True)
-        batcher.add(passed(6), can_wait=True)
-        batcher.add(StepResult(sequence_id=SEQUENCE_ID, position=9), can_wait=False)
+        batcher.add(passed(5))
+        batcher.add(passed(6))
+        batcher.add(StepResult(sequence_id=SEQUENCE_ID, position=9))
         assert [(told.position, told.passed_on) for told in connection.results] == [(6, True), (9, False)]
 
     virtual_time.run(scenario())
@@ -75,11 +75,11 @@ def test_reports_of_tokens_that_take_long_are_sent_at_once() -> None:
     async def scenario() -> None:
         connection = Told()
         batcher = ResultBatcher(connection)  # type: ignore[arg-type]
-        batcher.add(passed(5), can_wait=True)
+        batcher.add(passed(5))
         await asyncio.sleep(1.5 * REPORT_S)
-        batcher.add(passed(6), can_wait=True)
+        batcher.add(passed(6))
         assert [told.position for told in connection.results] == [5, 6]
-        batcher.add(passed(7), can_wait=True)
+        batcher.add(passed(7))
         assert len(connection.results) == 2
 
     virtual_time.run(scenario())
@@ -90,7 +90,7 @@ def test_reports_are_bounded_in_number() -> None:
         connection = Told()
         batcher = ResultBatcher(connection)  # type: ignore[arg-type]
         for position in range(1, MAX_WAITING + 2):
-            batcher.add(passed(position), can_wait=True)
+            batcher.add(passed(position))
         assert [told.position for told in connection.results] == [MAX_WAITING]
 
     virtual_time.run(scenario())
@@ -101,7 +101,7 @@ def test_reports_of_all_sessions_are_sent_at_the_same_time() -> None:
         clock, connections, times = asyncio.get_running_loop().time, [Told(), Told()], list[float]()
         for connection in connections:
             connection.send = lambda _: times.append(clock())  # type: ignore[method-assign]
-            ResultBatcher(connection).add(passed(5), can_wait=True)  # type: ignore[arg-type]
+            ResultBatcher(connection).add(passed(5))  # type: ignore[arg-type]
             await asyncio.sleep(REPORT_S / 4)
         await asyncio.sleep(REPORT_S)
         assert len(times) == 2
@@ -115,7 +115,7 @@ def test_reports_of_ended_sessions_are_not_sent(ending: str) -> None:
     async def scenario() -> None:
         connection = Told()
         batcher = ResultBatcher(connection)  # type: ignore[arg-type]
-        batcher.add(passed(5), can_wait=True)
+        batcher.add(passed(5))
         if ending == "closed":
             batcher.close()
         else:

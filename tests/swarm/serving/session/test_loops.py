@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -11,8 +13,10 @@ from support.arithmetic_span import prompt_of, rows_of, sums_of
 from support.faults import Fault
 from support.served_chain import PICK, Talk, World, floats, hidden_rows, sequence_id, through, token_rows, with_servers
 from swarm.serving.engine.engine import CHEAP_ROWS
+from swarm.serving.server.session_sampler import SessionSampler
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation
+from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import (
     DraftText,
     LinkAck,
@@ -28,8 +32,8 @@ PROMPT = prompt_of(21)
 SPANS = [(0, 2), (2, 3), (3, 4)]
 
 
-async def ring(world: World, number: int = 1) -> list[Talk]:
-    """Open a connection to each server, with sequences that are linked in a ring."""
+async def ring(world: World, number: int = 1, sampler: Sampler | None = None) -> list[Talk]:
+    """Open a connection to each server, with sequences that are linked in a ring. The last one has the sampler."""
     num_servers = len(world.servers)
     talks = [await world.talk(index) for index in range(num_servers)]
     for index, talk in enumerate(talks):
@@ -37,6 +41,7 @@ async def ring(world: World, number: int = 1) -> list[Talk]:
             number,
             previous=SequenceRef(peer_id=world.servers[index - 1].peer_id, sequence_id=sequence_id(number)),
             next=SequenceRef(peer_id=world.servers[(index + 1) % num_servers].peer_id, sequence_id=sequence_id(number)),
+            sampler=sampler if index == num_servers - 1 else None,
         )
     await asyncio.sleep(1.0)
     return talks
@@ -141,6 +146,30 @@ def test_loop_reports_a_refused_push_to_the_client() -> None:
         assert (await talks[-1].next(StepResult)).push_failed
 
     with_servers(work, SPANS)
+
+
+def test_loop_reports_no_position_before_its_token_when_a_push_is_lost_beside_a_search_for_drafts() -> None:
+    """The client takes a position without its token for a violation."""
+    drew = SessionSampler.drew
+
+    async def work(world: World) -> None:
+        async def slow(sampler: SessionSampler, *drawn: Any) -> tuple[int, ...]:
+            if len(sampler._drawn) == 1:
+                world.kill("s0")
+                await asyncio.sleep(1.0)
+            return await drew(sampler, *drawn)
+
+        talks = await ring(world, sampler=Sampler(presence_penalty=0.5))
+        with patch.object(SessionSampler, "drew", slow):
+            ask(talks[0], 9, 3)
+            heard = [await talks[-1].next(StepResult) for _ in range(3)]
+        assert [(told.position - len(PROMPT), told.push_failed, told.token is None) for told in heard] == [
+            (0, False, False),
+            (0, True, True),
+            (1, True, False),
+        ]
+
+    with_servers(work, SPANS, dead=[0])
 
 
 def test_loop_pushes_only_over_an_open_connection() -> None:

@@ -1,6 +1,6 @@
 """Loads one span into memory, with its cache and the engine that runs it, by the options of a server.
 
-A server replaces its deployment when it moves.
+A server replaces its deployment when it moves, and holds the old one until its sessions have left.
 """
 
 from __future__ import annotations
@@ -195,9 +195,9 @@ class Deployment:
             1, thread_name_prefix="swarm-engine", initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)
         )
         try:
-            loaded, pool = await asyncio.get_running_loop().run_in_executor(
-                thread, _load, model_dir, start, end, options
-            )
+            in_thread = partial(asyncio.get_running_loop().run_in_executor, thread)
+            loaded = await in_thread(load, model_dir, start, end, options)
+            pool = await in_thread(loaded.span.new_pool, loaded.kv_tokens // PAGE_TOKENS)
         except BaseException:
             thread.shutdown(wait=False)
             raise
@@ -265,6 +265,27 @@ class Deployment:
         await asyncio.get_running_loop().run_in_executor(None, partial(self.engine.close, wait=True))
 
 
-def _load(model_dir: Path, start: int, end: int, options: ServerOptions) -> tuple[LoadedSpan, KVPool]:
-    loaded = load(model_dir, start, end, options)
-    return loaded, loaded.span.new_pool(loaded.kv_tokens // PAGE_TOKENS)
+class HeldDeployments:
+    """All deployments of one server: the `current` one, for new sessions, and those that sessions are leaving."""
+
+    def __init__(self) -> None:
+        self.current: Deployment | None = None
+        self.all: list[Deployment] = []
+        self._num_freed_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of positions that all of them have run, with those that were freed."""
+        return self._num_freed_tokens + sum(deployed.engine.num_tokens for deployed in self.all)
+
+    def take(self, new: Deployment) -> None:
+        """Make `new` the current one."""
+        self.current = new
+        self.all.append(new)
+
+    async def free(self, old: Deployment) -> None:
+        """Close one of them."""
+        self.current = None if self.current is old else self.current
+        await old.close()
+        self.all.remove(old)
+        self._num_freed_tokens += old.engine.num_tokens

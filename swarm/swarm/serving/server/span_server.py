@@ -26,7 +26,7 @@ from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.server.connection_server import ConnectionServer
-from swarm.serving.server.deployment import Deployment, ServerOptions
+from swarm.serving.server.deployment import Deployment, HeldDeployments, ServerOptions
 from swarm.serving.server.forward_server import ForwardServer
 from swarm.serving.server.possession_server import PeerChallenges, PossessionServer
 from swarm.serving.server.server_session import ServerSession
@@ -61,7 +61,7 @@ class SpanServer:
             name,
             self.options,
             offer=self._offered,
-            on_changed=self._sessions_changed,
+            on_changed=self.announcer.changed,
             grammars=self._grammars,
         )
         self.calls = ForwardServer(name, self._offered, failpoints=self.options.failpoints)
@@ -83,10 +83,7 @@ class SpanServer:
         self._network = network
         self._model_dir = model_dir
         self.state: ServeState = "joining"
-        self.deployed: Deployment | None = None
-        self._retiring: set[Deployment] = set()
-        self._num_tokens = 0
-        self._ended = asyncio.Event()
+        self._held = HeldDeployments()
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
 
@@ -107,7 +104,7 @@ class SpanServer:
                 self._release()
             await deployed.close()
             raise
-        self.deployed = deployed
+        self._held.take(deployed)
         self.state = "serving"
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
 
@@ -126,7 +123,6 @@ class SpanServer:
         meanwhile. Return whether it has moved. Raises like `start`.
         """
         new = await Deployment.load(self._model_dir, start, end, options)
-        old, tasks = self.deployed, self._tasks
         try:
             is_wanted = (
                 self.state == "serving" and new.loaded.revision == self.revision and await still_wanted()
@@ -134,24 +130,17 @@ class SpanServer:
         except BaseException:
             await new.close()
             raise
-        if not is_wanted or old is None or tasks is None:
+        if not is_wanted:
             await new.close()
             return False
-        leaving = self.sessions
-        self._take(new)
-        self._retiring.add(old)
-        tasks.create_task(self._retire(old, leaving, within_s), name="retire a span")
+        old, tasks = self._ready, self._take(new)
+        tasks.create_task(self._retire(old, self.sessions, within_s), name="retire a span")
         self.announcer.announce()
         return True
 
     async def _retire(self, old: Deployment, leaving: Collection[ServerSession], within_s: float) -> None:
         await self._let_leave(leaving, within_s)
-        await self._stop(old)
-
-    async def _stop(self, deployed: Deployment) -> None:
-        await deployed.close()
-        self._num_tokens += deployed.engine.num_tokens
-        self._retiring.discard(deployed)
+        await self._held.free(old)
 
     async def leave_and_move(self, start: int, end: int, *, options: ServerOptions, within_s: float) -> None:
         """Move without memory for both spans: first let sessions leave and free the old blocks.
@@ -161,10 +150,7 @@ class SpanServer:
         old, old_options, revision = (self.start_block, self.end_block), self.options, self.revision
         await self.drain(within_s=within_s)
         if self.deployed is not None:
-            deployed, self.deployed = self.deployed, None
-            self._retiring.add(deployed)
-            await self._stop(deployed)
-            del deployed
+            await self._held.free(self.deployed)
         try:
             new = await Deployment.load(self._model_dir, start, end, options)
             if new.loaded.revision != revision:
@@ -188,12 +174,15 @@ class SpanServer:
         self.state = "serving"
         self.announcer.announce()
 
-    def _take(self, deployed: Deployment) -> None:
+    def _take(self, new: Deployment) -> asyncio.TaskGroup:
+        """Serve `new` from now on, and return the group of the server's tasks."""
         assert self._tasks is not None, "only while running"
-        self.deployed, self.options = deployed, deployed.options
-        self.start_block, self.end_block = deployed.blocks
+        self._held.take(new)
+        self.options = new.options
+        self.start_block, self.end_block = new.blocks
         self.announcer.moving_to = (0, 0)
-        deployed.start(self._tasks)
+        new.start(self._tasks)
+        return self._tasks
 
     async def drain(self, *, within_s: float = 30.0) -> None:
         """Accept no new sessions, ask the open ones to leave, and end those that have not left `within_s`."""
@@ -203,13 +192,9 @@ class SpanServer:
 
     async def _let_leave(self, sessions: Collection[ServerSession], within_s: float) -> None:
         self.connections.leave(sessions, within_s)
-        try:
-            async with asyncio.timeout(within_s):
-                while not all(session.is_closed for session in sessions):
-                    self._ended.clear()
-                    await self._ended.wait()
-        except TimeoutError:
-            self.connections.end(sessions, _leaving())
+        if tasks := {session.task for session in sessions if session.task is not None}:
+            await asyncio.wait(tasks, timeout=within_s)
+        self.connections.end(sessions, _leaving())
 
     async def close(self) -> None:
         """End every session at once and withdraw the record. A second call does nothing."""
@@ -230,8 +215,7 @@ class SpanServer:
             for deployed in self.deployments:
                 deployed.engine.close(wait=False)
             self._grammars.close()
-            self.deployed = None
-            self._retiring.clear()
+            self._held = HeldDeployments()
         if not main.cancelled():
             main.result()
 
@@ -284,6 +268,11 @@ class SpanServer:
         self.announcer.withdraw()
 
     @property
+    def deployed(self) -> Deployment | None:
+        """The announced blocks; None before `start`, after `close`, and while a move frees them to load others."""
+        return self._held.current
+
+    @property
     def record(self) -> ServeRecord:
         """The record to announce now. Valid only while started."""
         return self.announcer.record
@@ -310,21 +299,17 @@ class SpanServer:
     @property
     def num_tokens(self) -> int:
         """The number of positions that were run since the start."""
-        return self._num_tokens + sum(deployed.engine.num_tokens for deployed in self.deployments)
+        return self._held.num_tokens
 
     @property
     def deployments(self) -> list[Deployment]:
         """The spans in memory: the announced one, and those that sessions are leaving."""
-        return [deployed for deployed in (self.deployed, *self._retiring) if deployed is not None]
+        return self._held.all
 
     @property
     def _ready(self) -> Deployment:
         assert self.deployed is not None, "not started, or closed"
         return self.deployed
-
-    def _sessions_changed(self) -> None:
-        self.announcer.changed()
-        self._ended.set()
 
     def _offered(self) -> Deployment:
         """Return the deployment for new sessions and for calls on whole sequences. Raises PeerRefused if there is

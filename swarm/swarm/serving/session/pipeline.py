@@ -20,13 +20,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import PAGE_TOKENS
 
-from swarm.serving.session.replay_buffer import ReplayBuffer
+from swarm.serving.session.replay_buffer import ReplayBuffer, ReplayBuffers
 from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
 from swarm.serving.session.stage import LostToken, Neighbours, PendingRequest, Stage
 from swarm.serving.session.step_reports import StepReport
@@ -47,25 +47,19 @@ MAX_RELINK_S = 600.0
 class Pipeline:
     """Stages over blocks `[0, num_blocks)`, with gaps while servers are missing.
 
-    `buffers` holds the inputs of the spans by their first block; `new_buffer(block)` makes a buffer. `opening` are the
-    stages that are being opened in gaps. A step has up to `max_step_tokens` rows. The inputs at the positions `drafted`
-    were drafts that were right, so that servers ran them before they were drawn.
+    `buffers` holds the inputs of the spans; `new_buffer(block)` makes one. A step has up to `max_step_tokens` rows. The
+    inputs at the positions `drafted` were drafts that were right, so that servers ran them before they were drawn.
     """
 
     def __init__(self, num_blocks: int, new_buffer: Callable[[int], ReplayBuffer], *, max_step_tokens: int) -> None:
         self.stages: list[Stage] = []
-        self.opening: list[Stage] = []
-        self.buffers = {0: new_buffer(0)}
+        self.links = StageLinks(self.stages, num_blocks)
+        self.buffers = ReplayBuffers(new_buffer)
         self.num_blocks = num_blocks
         self.request = PendingRequest()
-        self.lost_token = LostToken()
         self.drafted: set[int] = set()
-        self._new_buffer = new_buffer
         self._max_step_tokens = self._chunk = max_step_tokens
-        self._is_ring = False
         self._has_looped = False
-        self._links_changed = False
-        self._relink_s = math.inf
 
     @property
     def length(self) -> int:
@@ -92,11 +86,10 @@ class Pipeline:
     def ask(self, rows: bytes, ahead: int, now_s: float) -> None:
         assert not self.is_asked, "one request at a time"
         self.buffers[0].append(rows)
-        if self._is_ring != (ahead > 0):
-            self._is_ring, self._links_changed = ahead > 0, True
+        self.links.retry(now_s)
+        self.links.set_ring(is_ring=ahead > 0)
         is_timed = len(rows) == self.buffers[0].row_bytes
         self.request = PendingRequest(answered=self.length - 1, ahead=ahead, asked_s=now_s, is_timed=is_timed)
-        self._retry_links(now_s)
 
     def follow(self, row: bytes, now_s: float) -> None:
         """Append the drawn token as the next input. The last server may have passed it on already."""
@@ -110,7 +103,7 @@ class Pipeline:
             self._expect_pushes([last, *self.stages], start, self.length)
             if first.num_expected == self.length:
                 first.expect_report(self.length, now_s)
-        self._retry_links(now_s)
+        self.links.retry(now_s)
         for stage in list(self.stages):
             self._take_early(stage, now_s)
 
@@ -118,13 +111,16 @@ class Pipeline:
         """Take a server's report of what it has run. Raises PeerViolation if the report is impossible."""
         is_last = stage.end == self.num_blocks
         lacks_drafts = report.lacks_drafts(stage.reported, self.drafted)
-        if self.lost_token.check(report.firm_end) or (lacks_drafts and report.rows):
+        if self.links.lost_token.check(report.firm_end) or (lacks_drafts and report.rows):
             return []  # a new stage upstream has pushed right drafts to it again
         if lacks_drafts:
             report = replace(report, position=stage.reported)
         if report.firm_end < stage.reported or report.position > self.length + (0 if is_last else self.request.ahead):
             raise PeerViolation(f"the server ran {report.position} positions, of {self.length} after {stage.reported}")
-        return self._take_token(stage, report, now_s) if is_last else self._take_rows(stage, report, now_s)
+        if is_last:
+            return self._take_token(stage, report, now_s)
+        self._take_rows(stage, report, now_s)
+        return []
 
     def _take_token(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
         request, taken = self.request, list[TakeToken]()
@@ -143,7 +139,7 @@ class Pipeline:
     def _is_timed(self, stage: Stage, report: StepReport) -> bool:
         return self.request.is_timed and report.position == self.length == stage.num_run + 1
 
-    def _take_rows(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
+    def _take_rows(self, stage: Stage, report: StepReport, now_s: float) -> None:
         buffer, last = self.buffers[stage.end], stage.early.last
         first = report.position - len(report.rows) // buffer.row_bytes
         if report.position > buffer.length and first > max(buffer.length, stage.held):
@@ -158,7 +154,6 @@ class Pipeline:
         else:
             stage.early.add(report, buffer.row_bytes)
             self._take_early(stage, now_s)
-        return []
 
     def _take_early(self, stage: Stage, now_s: float) -> None:
         """Process early reports up to the positions whose tokens the client knows."""
@@ -175,52 +170,32 @@ class Pipeline:
         if not is_last and not report.has_forwarded_tokens and self._is_timed(stage, report):
             self.request.note_spent(report, self.stages[: self.stages.index(stage)])
         stage.progress(report, now_s, self.drafted)
-        downstream = self._downstream(stage, self.stages)
+        downstream = self.links.downstream(stage, self.stages)
         # otherwise the outputs went to the stage that it was linked to before
         is_current = report.num_links == stage.link.num_updates
         is_linked = downstream is not None and stage.link.leads_to(downstream) and is_current
         if is_last:
             self._has_looped = (report.looped or report.drafted) and is_linked
-        if downstream is None:
-            return
-        if is_last:
-            self._note_token_push(stage, downstream, report, is_linked=is_linked, now_s=now_s)
-        else:
-            self._note_row_push(stage, downstream, report, is_linked=is_linked, now_s=now_s)
+        if downstream is not None:
+            self._note_push(stage, downstream, report, now_s, is_linked=is_linked)
 
-    def _note_token_push(self, last: Stage, first: Stage, report: StepReport, *, is_linked: bool, now_s: float) -> None:
-        """Stop expecting a push of the token that the last stage drew, unless it goes to the first stage of the
-        ring."""
-        if is_linked:
-            if report.push_failed:
-                self._unlink(last, first, now_s)
-        elif first.is_only_pushed(report.position + 1):  # the token follows the last row
-            first.forget_pushes()
-
-    def _note_row_push(
-        self, stage: Stage, downstream: Stage, report: StepReport, *, is_linked: bool, now_s: float
-    ) -> None:
-        """Expect a report from the stage downstream if the pushed rows have surely arrived there, else stop expecting
-        the push."""
-        if is_linked and not report.push_failed:
-            if downstream.num_expected >= report.position:
-                downstream.expect_report(report.position, now_s)
-        elif downstream.is_only_pushed(report.position):
-            if is_linked:
-                self._unlink(stage, downstream, now_s)
-            else:
+    def _note_push(self, stage: Stage, downstream: Stage, report: StepReport, now_s: float, *, is_linked: bool) -> None:
+        """Expect a report from the stage downstream if the pushed rows have surely arrived there, and no push any more
+        that cannot arrive."""
+        is_last = stage.end == self.num_blocks
+        is_only_pushed = downstream.is_only_pushed(report.position + is_last)  # a drawn token follows the last row
+        if not is_linked:
+            if is_only_pushed:
                 downstream.forget_pushes()
+        elif report.push_failed:
+            if is_only_pushed or is_last:
+                self.links.unlink(stage, downstream, now_s)
+        elif not is_last and downstream.num_expected >= report.position:
+            downstream.expect_report(report.position, now_s)
 
     def feed(self, now_s: float) -> list[Feed | UpdateLink]:
         """Return the updates of links that have changed, and rows for each stage that lacks some."""
-        actions: list[Feed | UpdateLink] = []
-        if self._links_changed:
-            self._links_changed = False
-            for stage in self.stages:
-                neighbours = self.neighbours(stage, now_s, self.stages)
-                if neighbours != stage.link.neighbours:
-                    stage.link.update(neighbours)
-                    actions.append(UpdateLink(stage))
+        actions: list[Feed | UpdateLink] = [*self.links.updates(now_s)]
         for index in range(len(self.stages)):
             while (feed := self._next_feed(index)) is not None:
                 actions.append(feed)
@@ -238,8 +213,8 @@ class Pipeline:
         if start >= held:
             return None
         is_last, needed, request = stage.end == self.num_blocks, self.needed(stage), self.request
-        if self.lost_token.suspects and stage.start == 0:
-            held = min(held, self.lost_token.position)
+        if self.links.lost_token.suspects and stage.start == 0:
+            held = min(held, self.links.lost_token.position)
         slowest = min(each.num_run for each in self.stages[index:])
         forward = start >= needed and not is_last
         end = min(held, start + self._chunk, held if forward or is_last else needed)
@@ -272,7 +247,86 @@ class Pipeline:
                 return
             downstream.num_expected = end
 
-    def on_link_ack(self, stage: Stage, num_links: int, position: int) -> None:
+    def knows_draws_of(self, last: Stage) -> bool:
+        """Return whether the client knows all tokens that the last stage has pushed on."""
+        may_draw = self.request.ahead and self.request.may_draw
+        return not may_draw or not (last.link.neighbours.downstream or last.link.is_pending)
+
+    def feed_again(self, stage: Stage, now_s: float) -> None:
+        """Feed a stage directly whose report is late: rows that were pushed to it may be lost."""
+        stage.deadline.feed_again_s = math.inf
+        upstream = self.links.upstream(stage, self.stages)
+        if upstream is not None and stage.num_expected > max(stage.num_fed, stage.num_run):
+            self.links.unlink(upstream, stage, now_s)
+
+    def insert(self, stages: Sequence[Stage], other_starts: Collection[int]) -> None:
+        """Put opened stages into a gap. Only buffers where a span begins, and those at `other_starts`, are kept."""
+        self.stages += stages
+        self.stages.sort(key=lambda stage: stage.start)
+        for stage in stages:
+            assert stage.opened is not None
+            length = stage.opened.length
+            position = min(length, self.buffers[stage.start].length, self.needed(stage))
+            # a sequence can give up shared pages only as a whole
+            stage.begin(position if position == length else position // PAGE_TOKENS * PAGE_TOKENS)
+            stage.outputs_from = self.needed(stage)
+            # if the client feeds some rows, later rows may arrive first by a push
+            stage.takes_from = stage.num_run if stage.num_run == self.buffers[stage.start].length else length
+        self.buffers.keep({*(stage.start for stage in self.stages), *other_starts})
+        self._chunk = min([self._max_step_tokens] + [s.opened.max_step_tokens for s in self.stages if s.opened])
+        self.links.have_changed, self.request.is_timed = True, False
+
+    def remove(self, stage: Stage, now_s: float) -> list[UpdateLink]:
+        """Remove a stage. Its pushes downstream are not expected any more."""
+        self.stages.remove(stage)
+        stage.trace.is_replaced = True
+        self.links.have_changed, self.request.is_timed = True, False
+        if downstream := self.links.downstream(stage, self.stages):
+            downstream.forget_pushes()
+        is_lost_draw = stage.end == self.num_blocks and not self.knows_draws_of(stage)
+        is_suspect = stage in self.links.lost_token.suspects
+        return self.links.suspect(self.length, now_s) if is_suspect or is_lost_draw else []
+
+
+class StageLinks:
+    """Decides which of `stages`, the pipeline's own list, pushes to which. In a ring, the last one pushes the tokens
+    that it draws to the first one.
+
+    If a server is lost that may have pushed a token which the client never received, the others say whether they got it
+    when they confirm their links (`lost_token`). Set `have_changed` when stages may have other neighbours.
+    """
+
+    def __init__(self, stages: Sequence[Stage], num_blocks: int) -> None:
+        self.lost_token = LostToken()
+        self.have_changed = False
+        self._stages = stages
+        self._opening: list[Stage] = []
+        self._num_blocks = num_blocks
+        self._is_ring = False
+        self._retry_s = math.inf
+
+    def set_ring(self, *, is_ring: bool) -> None:
+        self.have_changed = self.have_changed or self._is_ring != is_ring
+        self._is_ring = is_ring
+
+    def expect(self, opening: Sequence[Stage]) -> None:
+        """Record the stages that are being opened: the stages downstream must know the sender before its pushes
+        arrive."""
+        self._opening = list(opening)
+        self.have_changed = True
+
+    def updates(self, now_s: float) -> Iterator[UpdateLink]:
+        """Yield the updates of links that have changed."""
+        if not self.have_changed:
+            return
+        self.have_changed = False
+        for stage in self._stages:
+            neighbours = self.neighbours(stage, now_s, self._stages)
+            if neighbours != stage.link.neighbours:
+                stage.link.update(neighbours)
+                yield UpdateLink(stage)
+
+    def on_ack(self, stage: Stage, num_links: int, position: int) -> None:
         """Handle a server's confirmation of `num_links` link updates, before which it had got the inputs up to
         `position`.
 
@@ -285,12 +339,7 @@ class Pipeline:
         if not self.lost_token.check(position) and not link.is_pending:
             self.lost_token.suspects.discard(stage)
             if not self.lost_token.suspects and self.lost_token.due_s < math.inf:
-                self._links_changed, self.lost_token.due_s = True, math.inf
-
-    def knows_draws_of(self, last: Stage) -> bool:
-        """Return whether the client knows all tokens that the last stage has pushed on."""
-        may_draw = self.request.ahead and self.request.may_draw
-        return not may_draw or not (last.link.neighbours.downstream or last.link.is_pending)
+                self.have_changed, self.lost_token.due_s = True, math.inf
 
     def neighbours(self, stage: Stage, now_s: float, ready: Sequence[Stage]) -> Neighbours:
         """Choose the neighbours of a stage: one of the `ready` stages to push to, and the stage whose pushes arrive now
@@ -300,8 +349,8 @@ class Pipeline:
         """
         if stage.is_local:
             return Neighbours()
-        downstream, upstream = self._downstream(stage, ready), self._upstream(stage, (*self.stages, *self.opening))
-        if now_s < stage.link.off_until_s or (stage.end == self.num_blocks and not self._may_loop(stage, downstream)):
+        downstream, upstream = self.downstream(stage, ready), self.upstream(stage, (*self._stages, *self._opening))
+        if now_s < stage.link.off_until_s or (stage.end == self._num_blocks and not self._may_loop(stage, downstream)):
             downstream = None
         return Neighbours(_if_remote(upstream), _if_remote(downstream))
 
@@ -310,90 +359,38 @@ class Pipeline:
         can_push = first is last or (first is not None and first.peer_id != last.peer_id)
         return can_push and not self.lost_token.suspects and not last.is_leaving
 
-    def _downstream(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
+    def downstream(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
         """Return the stage that runs the blocks after `stage`. In a ring the first stage comes after the last."""
-        start = stage.end % self.num_blocks
+        start = stage.end % self._num_blocks
         return next((other for other in among if other.start == start), None) if start or self._is_ring else None
 
-    def _upstream(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
-        end = stage.start or self.num_blocks
+    def upstream(self, stage: Stage, among: Iterable[Stage]) -> Stage | None:
+        end = stage.start or self._num_blocks
         return next((other for other in among if other.end == end), None) if stage.start or self._is_ring else None
 
-    def _unlink(self, upstream: Stage, downstream: Stage, now_s: float) -> None:
+    def unlink(self, upstream: Stage, downstream: Stage, now_s: float) -> None:
         """Take the link out of use for a while, and feed the stage downstream directly."""
         link = upstream.link
         link.off_until_s = now_s + min(MAX_RELINK_S, RELINK_S * 2**link.num_failures)
         link.num_failures += 1
-        self._links_changed = True
-        self._relink_s = min(self._relink_s, link.off_until_s)
+        self.have_changed = True
+        self._retry_s = min(self._retry_s, link.off_until_s)
         downstream.forget_pushes()
 
-    def _retry_links(self, now_s: float) -> None:
-        if now_s >= self._relink_s:
-            self._links_changed, self._relink_s = True, math.inf
+    def retry(self, now_s: float) -> None:
+        if now_s >= self._retry_s:
+            self.have_changed, self._retry_s = True, math.inf
 
-    def feed_again(self, stage: Stage, now_s: float) -> None:
-        """Feed a stage directly whose report is late: rows that were pushed to it may be lost."""
-        stage.deadline.feed_again_s = math.inf
-        upstream = self._upstream(stage, self.stages)
-        if upstream is not None and stage.num_expected > max(stage.num_fed, stage.num_run):
-            self._unlink(upstream, stage, now_s)
-
-    def expect(self, opening: Sequence[Stage]) -> None:
-        """Record the stages that are being opened: the stages downstream must know the sender before its pushes
-        arrive."""
-        self.opening = list(opening)
-        self._links_changed = True
-
-    def add_buffers(self, stages: Sequence[Stage]) -> None:
-        """Make buffers for boundaries that are new with these stages."""
-        for stage in stages[1:]:
-            if stage.start not in self.buffers:
-                self.buffers[stage.start] = self._new_buffer(stage.start)
-
-    def insert(self, stages: Sequence[Stage], other_starts: Collection[int]) -> None:
-        """Put opened stages into a gap. Only buffers where a span begins, and those at `other_starts`, are kept."""
-        self.stages = sorted([*self.stages, *stages], key=lambda stage: stage.start)
-        for stage in stages:
-            assert stage.opened is not None
-            length = stage.opened.length
-            position = min(length, self.buffers[stage.start].length, self.needed(stage))
-            # a sequence can give up shared pages only as a whole
-            stage.begin(position if position == length else position // PAGE_TOKENS * PAGE_TOKENS)
-            stage.outputs_from = self.needed(stage)
-            # if the client feeds some rows, later rows may arrive first by a push
-            stage.takes_from = stage.num_run if stage.num_run == self.buffers[stage.start].length else length
-        for block in self.buffers.keys() - {stage.start for stage in self.stages} - set(other_starts):
-            del self.buffers[block]
-        self._chunk = min([self._max_step_tokens] + [s.opened.max_step_tokens for s in self.stages if s.opened])
-        self._links_changed, self.request.is_timed = True, False
-
-    def forget_rows(self) -> None:
-        """Forget the rows that servers sent: all rows are computed again, from the tokens."""
-        for block, buffer in self.buffers.items():
-            if block:
-                self.buffers[block] = ReplayBuffer(buffer.row_bytes)
-
-    def remove(self, stage: Stage, now_s: float) -> list[UpdateLink]:
-        """Remove a stage. Its pushes downstream are not expected any more."""
-        self.stages.remove(stage)
-        stage.trace.is_replaced = True
-        self._links_changed, self.request.is_timed = True, False
-        if downstream := self._downstream(stage, self.stages):
-            downstream.forget_pushes()
-        is_lost_draw = stage.end == self.num_blocks and not self.knows_draws_of(stage)
-        return self._suspect(now_s) if stage in self.lost_token.suspects or is_lost_draw else []
-
-    def _suspect(self, now_s: float) -> list[UpdateLink]:
+    def suspect(self, length: int, now_s: float) -> list[UpdateLink]:
         """Ask all stages whether they hold a token that only the lost stage, or one of the suspects, may have known."""
         lost = self.lost_token
-        lost.position = min(lost.position, self.length) if lost.suspects else self.length
-        lost.suspects = set(self.stages)
-        lost.due_s = max((now_s + stage.timeout_s() for stage in self.stages), default=math.inf)
-        for stage in self.stages:
-            stage.link.update(self.neighbours(stage, now_s, self.stages))
+        lost.position = min(lost.position, length) if lost.suspects else length
+        lost.suspects = set(self._stages)
+        lost.due_s = max((now_s + stage.timeout_s() for stage in self._stages), default=math.inf)
+        for stage in self._stages:
+            stage.link.update(self.neighbours(stage, now_s, self._stages))
             lost.check(stage.reported)
-        return [UpdateLink(stage) for stage in self.stages]
+        return [UpdateLink(stage) for stage in self._stages]
 
 
 def _if_remote(stage: Stage | None) -> Stage | None:

@@ -5,6 +5,8 @@ Pure: `pipeline` fills the buffers of a session, and chooses what is sent from t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from swarm_protocol.errors import ConfigError, PeerViolation
 from swarm_protocol.rows import Data
 
@@ -55,3 +57,24 @@ class ReplayBuffer:
         assert 0 <= start < end <= self.length
         with memoryview(self._rows) as view:
             return bytes(view[start * self.row_bytes : end * self.row_bytes])
+
+
+class ReplayBuffers(dict[int, ReplayBuffer]):
+    """The buffers of one session by the first block of each span. `new_buffer(block)` makes one."""
+
+    def __init__(self, new_buffer: Callable[[int], ReplayBuffer]) -> None:
+        super().__init__({0: new_buffer(0)})
+        self._new_buffer = new_buffer
+
+    def add(self, blocks: Iterable[int]) -> None:
+        """Make the buffers of spans that begin at new blocks."""
+        self.update({block: self._new_buffer(block) for block in set(blocks) - self.keys()})
+
+    def keep(self, blocks: set[int]) -> None:
+        """Drop all buffers but those of spans that begin at these blocks."""
+        for block in self.keys() - blocks:
+            del self[block]
+
+    def forget_outputs(self) -> None:
+        """Forget the rows that servers sent: all rows are computed again, from the tokens."""
+        self.update({block: ReplayBuffer(buffer.row_bytes) for block, buffer in self.items() if block})

@@ -105,7 +105,7 @@ class SessionState:
             repair.straggler.stage.replace_from_s = now_s
             self._actions.append(AvoidPeer(repair.lost_peer, repair.error, FailureCause.SLOW))
         repair.found(new, now_s)
-        self.pipeline.add_buffers(new)
+        self.pipeline.buffers.add(stage.start for stage in new)
         return self._decide(now_s)
 
     def on_not_found(self, repair: Repair, error: SwarmError, now_s: float) -> list[Action]:
@@ -147,7 +147,7 @@ class SessionState:
             return []
         self._silence.hear(stage, now_s)
         self._actions += self.pipeline.on_report(stage, report, now_s)
-        if not self.repairs and not self.pipeline.lost_token.suspects:
+        if not self.repairs and not self.pipeline.links.lost_token.suspects:
             self._leave_straggler(now_s)
         return self._decide(now_s)
 
@@ -156,7 +156,7 @@ class SessionState:
         if stage not in self.stages:
             return []
         self._silence.hear(stage, now_s)
-        self.pipeline.on_link_ack(stage, num_links, position)
+        self.pipeline.links.on_ack(stage, num_links, position)
         return self._decide(now_s)
 
     def on_leaving(self, stage: Stage, now_s: float) -> list[Action]:
@@ -190,8 +190,8 @@ class SessionState:
                 self._lose_silent(stage, "the server did not answer in time", now_s)
             elif stage.deadline.feed_again_s <= now_s:
                 self.pipeline.feed_again(stage, now_s)
-        if self.pipeline.lost_token.due_s <= now_s:
-            for stage in list(self.pipeline.lost_token.suspects):
+        if self.pipeline.links.lost_token.due_s <= now_s:
+            for stage in list(self.pipeline.links.lost_token.suspects):
                 self._lose_silent(stage, "the server did not hear in time who its neighbours are", now_s)
         if self._silence_due_s() <= now_s:
             opening = [stage for repair in self.repairs for stage in repair.new if not stage.opened]
@@ -208,14 +208,14 @@ class SessionState:
         times = [min(stage.deadline.due_s, stage.deadline.feed_again_s) for stage in self.stages]
         times += [repair.open_by_s for repair in self.repairs if repair.awaited is not None]
         times += [stage.replace_from_s for stage in self.stages if stage.is_leaving and not self._replacement_of(stage)]
-        return min([*times, self.pipeline.lost_token.due_s, self._silence_due_s()])
+        return min([*times, self.pipeline.links.lost_token.due_s, self._silence_due_s()])
 
     def _silence_due_s(self) -> float:
         return self._silence.due_s if self.pipeline.is_asked else math.inf
 
     def _decide(self, now_s: float) -> list[Action]:
         if self.error is None:
-            if self.pipeline.lost_token.is_held:
+            if self.pipeline.links.lost_token.is_held:
                 self._start_anew(SessionError("a server was lost with a token that only others had got"), now_s)
             for stage in self.stages:
                 if stage.replace_from_s <= now_s and not self._replacement_of(stage):
@@ -256,7 +256,7 @@ class SessionState:
         repair.open(now_s)
         self._expect_opening()
         for stage in repair.new:
-            stage.link.neighbours = self.pipeline.neighbours(stage, now_s, [*self.stages, *repair.new])
+            stage.link.neighbours = self.pipeline.links.neighbours(stage, now_s, [*self.stages, *repair.new])
             taken_over = repair.old if repair.is_handover else None
             if taken_over is not None:
                 self._actions.append(GrantHandover(taken_over, stage.peer_id))
@@ -264,7 +264,7 @@ class SessionState:
             self._actions.append(OpenStage(stage, taken_over))
 
     def _expect_opening(self) -> None:
-        self.pipeline.expect([stage for repair in self.repairs if repair.is_opening for stage in repair.new])
+        self.pipeline.links.expect([stage for repair in self.repairs if repair.is_opening for stage in repair.new])
 
     def _can_splice(self, repair: Repair) -> bool:
         if not repair.is_ready:
@@ -319,13 +319,13 @@ class SessionState:
         them, so all rows are forgotten, and nobody is accused: other servers are preferred for a while."""
         before = [other.peer_id for other in self.stages if other.end <= stage.start and not other.is_local]
         self._actions.append(ForgetRows(tuple(before)))
-        self.pipeline.forget_rows()
+        self.pipeline.buffers.forget_outputs()
         self._start_anew(error, now_s)
 
     def _start_anew(self, error: SwarmError, now_s: float) -> None:
         """Replace all stages because of `error`: they may hold something that other servers would compute differently,
         such as a token that only some have run, and that the client does not know."""
-        self.pipeline.lost_token = LostToken()  # replaced together with the stages that may hold it
+        self.pipeline.links.lost_token = LostToken()  # replaced together with the stages that may hold it
         for stage in list(self.stages):
             self._replace(stage, error, now_s)
 

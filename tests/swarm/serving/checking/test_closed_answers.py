@@ -91,7 +91,7 @@ def closed_answer(num_rows: int) -> tuple[ClosedAnswer, FakeConnection, Pipeline
         )
         for start in (0, 3)
     ]
-    pipeline.add_buffers(stages)
+    pipeline.buffers.add(stage.start for stage in stages)
     pipeline.buffers[0].append(bytes(4 * num_rows))
     draws = [Draw(position=num_rows - 1, draw=TokenDraw(), token=SampledToken(token_id=1))]
     answer = ClosedAnswer(messages, pipeline, draws, stages[:1], Trace(model="m"))

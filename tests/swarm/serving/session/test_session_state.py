@@ -409,7 +409,7 @@ def test_state_does_not_run_a_prefix_again_when_both_sides_have_it() -> None:
         buffer.append(world.state.pipeline.buffers[block].rows(0, 32))
         return buffer
 
-    again.state.pipeline._new_buffer = filled
+    again.state.pipeline.buffers._new_buffer = filled
     tokens(again, 40, 1)
     assert again.num_rows_run == 3 * 8
 
@@ -652,8 +652,8 @@ def test_lost_last_stage_delays_the_next_token_until_no_stage_has_another_one() 
     actions = state.on_lost(last, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
     assert {action.stage for action in actions if isinstance(action, UpdateLink)} == {first, middle}
     state.on_link_ack(first, 1, 4, 1.0)
-    assert state.pipeline.lost_token.due_s == pytest.approx(1.0 + FLOOR_S, abs=0.1)
-    assert state.tick(state.pipeline.lost_token.due_s), "a server that does not answer must be replaced"
+    assert state.pipeline.links.lost_token.due_s == pytest.approx(1.0 + FLOOR_S, abs=0.1)
+    assert state.tick(state.pipeline.links.lost_token.due_s), "a server that does not answer must be replaced"
     assert state.stages == [first]
 
 
@@ -696,7 +696,7 @@ def test_doubt_remains_when_a_stage_is_lost_before_it_has_answered() -> None:
     state, first, middle, new = in_doubt()
     state.on_link_ack(middle, 1, 4, 2.0)
     state.on_lost(first, PeerUnreachable("gone"), FailureCause.SILENT, 2.1)
-    assert state.pipeline.lost_token.suspects == {middle, new}
+    assert state.pipeline.links.lost_token.suspects == {middle, new}
     state.on_link_ack(middle, 2, 5, 2.2)
     assert not state.stages
 
@@ -716,7 +716,7 @@ def test_no_doubt_when_the_last_stage_is_lost_before_it_could_draw() -> None:
     first, _, last = state.stages
     state.pipeline.request.may_draw = False
     state.on_lost(last, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
-    assert not state.pipeline.lost_token.suspects
+    assert not state.pipeline.links.lost_token.suspects
     assert first in state.stages
 
 

@@ -33,7 +33,8 @@ def serve(directory: str, span: tuple[int, int], num_threads: int, before: Conne
     torch.set_num_threads(num_threads)
     blocks = load_span(open_model(Path(directory)), *span)
     pool = blocks.new_pool(num_pages := 16)
-    want = Want.LAST if blocks.is_last else Want.ALL
+    is_last = span[1] == blocks.num_blocks
+    want = Want.LAST if is_last else Want.ALL
     with contextlib.suppress(EOFError):  # the figures are taken
         while True:
             position, content = before.recv()
@@ -42,7 +43,7 @@ def serve(directory: str, span: tuple[int, int], num_threads: int, before: Conne
             assert position + len(x) <= num_pages * PAGE_TOKENS
             out = blocks.run(Batch(x=x, pieces=(rows,), start=span[0], end=span[1]), pool)[0]
             assert out is not None
-            after.send((position + len(x), out.argmax(-1).numpy()) if blocks.is_last else (position, out.numpy()))
+            after.send((position + len(x), out.argmax(-1).numpy()) if is_last else (position, out.numpy()))
 
 
 def main(directory: str, num_threads: int, num_tokens: int, spans: list[tuple[int, int]]) -> None:

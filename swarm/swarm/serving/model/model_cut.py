@@ -1,12 +1,15 @@
 """Cuts a transformers model to a span: its blocks, the embedding for the first one, and norm and head for the last one.
+`ModelPart` then runs any of the blocks that are left.
 
-Families name and order these parts in their own ways, and declare little of it. Pure, on models of any device.
+Families name and order these parts in their own ways, and declare little of it. Pure, on models of any device. Shapes:
+B sequences, T positions of each, H hidden size.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -121,3 +124,74 @@ class _Absent(nn.Module):
         if self._is_embedding:
             return torch.zeros((), device=given[0].device)
         return next((value for value in given if value.is_floating_point()), given[0])
+
+
+class ModelPart:
+    """A model that was cut to `blocks`, of which it runs those in `chosen`, [start, end). Block `first` of `num_blocks`
+    is the first one."""
+
+    def __init__(self, model: Any, first: int, num_blocks: int) -> None:
+        path, self._parent, self.blocks = block_list(model)
+        self.chosen = first, first + len(self.blocks)
+        self._model = model
+        self._first = first
+        self._num_blocks = num_blocks
+        self._list_name = path.rpartition(".")[2]
+        self._layer_types = list(getattr(model.config, "layer_types", None) or ())
+        self._own_attention = model.config._attn_implementation
+        self._wraps_outputs = False  # whether the blocks return tuples, once one has run
+
+    def choose(self, start: int, end: int) -> None:
+        """Make the model consist of blocks [start, end), until other blocks are chosen."""
+        if (start, end) == self.chosen:
+            return
+        assert self._first <= start < end <= self._first + len(self.blocks)
+        part = slice(start - self._first, end - self._first)
+        setattr(self._parent, self._list_name, self.blocks[part])
+        if self._layer_types:
+            self._model.config.layer_types = self._layer_types[part]
+        self._model.config.num_hidden_layers = end - start
+        self.chosen = (start, end)
+
+    def attend_with(self, implementation: str | None) -> None:
+        """Let the blocks attend in this way, or if it is None as the model does by itself."""
+        config, wanted = self._model.config, implementation or self._own_attention
+        if config._attn_implementation != wanted:
+            config._attn_implementation = wanted
+
+    @contextmanager
+    def inputs(self, x_BT: Tensor, *, keeps_last: bool = False) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
+        """Yield the model's inputs for `x`, and a list that gets the last chosen block's output. That of the model's
+        last block is kept only with `keeps_last`."""
+        start, end = self.chosen
+        output: list[Tensor] = []
+
+        def enter(_block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            # exactly `x_BT`, whatever the model does to its embeddings (Granite scales them)
+            return ((x_BT, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": x_BT})
+
+        def keep(_block: nn.Module, _inputs: Any, result: Any) -> None:
+            self._wraps_outputs = isinstance(result, tuple)
+            output.append(result[0] if isinstance(result, tuple) else result)
+
+        with ExitStack() as stack:
+            if start > 0:
+                first = self.blocks[start - self._first]
+                stack.callback(first.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            if end < self._num_blocks or keeps_last:  # the model may process the output of its last block further
+                last = self.blocks[end - self._first - 1]
+                stack.callback(last.register_forward_hook(keep).remove)
+            if x_BT.is_floating_point():
+                yield {"inputs_embeds": x_BT.clone()}, output  # CTRL scales its input in place
+            else:
+                yield {"input_ids": x_BT}, output
+
+    @contextmanager
+    def returning(self, output_BTH: Tensor) -> Iterator[None]:
+        """Let the last block return `output_BTH` without computing."""
+        attributes = vars(self.blocks[-1])
+        attributes["forward"] = lambda *_args, **_kwargs: (output_BTH,) if self._wraps_outputs else output_BTH
+        try:
+            yield
+        finally:
+            del attributes["forward"]

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from swarm_protocol.errors import ConfigError
-from torch import Tensor, nn
+from torch import Tensor
 
 from swarm.serving.model.attention import RAGGED, GatheredCache, PoolCache, RaggedCache, ShapeRecorder, cache_argument
 from swarm.serving.model.batch import Batch, SequenceRows, Want, is_decode
 from swarm.serving.model.fused_decode import FusedBlocks, fused_blocks
 from swarm.serving.model.kv_pool import KVPool, KVShape
-from swarm.serving.model.model_cut import block_list
+from swarm.serving.model.model_cut import ModelPart
 from swarm.serving.model.shape import context_tokens
 
 OTHER_FAMILY = "serve another family"
@@ -52,14 +52,9 @@ class Span:
         self.context_tokens = context_tokens(model.config)
         self.dtype: torch.dtype = next(model.parameters()).dtype
         self.device: torch.device = next(model.parameters()).device
-        path, self._parent, self._blocks = block_list(model)
-        self._list_name = path.rpartition(".")[2]
-        self._layer_types = list(getattr(model.config, "layer_types", None) or ())
-        self._chosen = (start, end)
-        self._local_attention = model.config._attn_implementation
+        self.part = ModelPart(model, start, num_blocks)
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        self._wraps_output = False  # whether the blocks return tuples, once one has run
         self.is_ragged = False
         self.is_fused = False
         self.num_threads = torch.get_num_threads()
@@ -68,10 +63,6 @@ class Span:
     @property
     def is_first(self) -> bool:
         return self.start == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.end == self.num_blocks
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -85,12 +76,12 @@ class Span:
     def kv_shapes(self) -> tuple[KVShape, ...]:
         """The shapes that each block caches of a position, found by a pass of one row."""
         recorder = ShapeRecorder()
-        self._choose(self.start, self.end)
-        self._attend_with(self._local_attention)
+        self.part.choose(self.start, self.end)
+        self.part.attend_with(None)
         x = torch.zeros(1, 1, self.hidden_size, dtype=self.dtype, device=self.device)
         family = self._model.config.model_type
         try:
-            with torch.inference_mode(), self._inputs(x) as (inputs, _):
+            with torch.inference_mode(), self.part.inputs(x) as (inputs, _):
                 self._model.base_model(**inputs, **{self._cache_argument: recorder}, use_cache=True)
         except Exception as error:  # a family's own code may raise anything
             raise ConfigError(f"{family} does not run in parts: {error}", remedy=OTHER_FAMILY) from error
@@ -100,7 +91,7 @@ class Span:
 
     @cached_property
     def fused(self) -> FusedBlocks | None:
-        return fused_blocks(list(self._blocks), self._model.base_model, self.dtype, self.device)
+        return fused_blocks(list(self.part.blocks), self._model.base_model, self.dtype, self.device)
 
     @torch.inference_mode()
     def run(self, batch: Batch, pool: KVPool) -> list[Tensor | None]:
@@ -110,7 +101,7 @@ class Span:
         for `Want.LAST`. Floats at the model's first block are input embeddings.
         """
         x = batch.x.to(self.device, self.dtype if batch.x.is_floating_point() else None)
-        self._choose(batch.start, batch.end)
+        self.part.choose(batch.start, batch.end)
         step = _step_like(len(x))
         with threads(self.step_threads[step] if step else self.num_threads, self.num_threads):
             if not self.is_ragged:
@@ -122,7 +113,7 @@ class Span:
     def run_fused(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
         """Run decodes, and the drafts after them, in one pass through the fused blocks."""
         assert self.fused is not None
-        start, end = self._chosen
+        start, end = self.part.chosen
         x_NH = x if x.is_floating_point() else self._model.get_input_embeddings()(x)
         rows = [row for piece in pieces for row in _rows(piece)]
         hidden_NH = self.fused.run(x_NH, rows, pool, start - self.start, end - self.start)
@@ -133,13 +124,13 @@ class Span:
 
     def run_ragged(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
         """Run all pieces in one pass over the weights."""
-        self._attend_with(RAGGED)
+        self.part.attend_with(RAGGED)
         with RaggedCache(pool, pieces) as cache:
             return self._compute(x, pieces, cache)
 
     def run_alone(self, x: Tensor, pieces: Sequence[SequenceRows], pool: KVPool) -> list[Tensor | None]:
         """Run each piece in its own pass, through transformers' own attention and masks."""
-        self._attend_with(self._local_attention)
+        self.part.attend_with(None)
         outputs, row = [], 0
         for piece in pieces:
             rows = x[row : row + piece.num_tokens]
@@ -155,9 +146,9 @@ class Span:
         states after the model's last norm. With `num_last`, only the last `num_last` positions have logits.
         """
         x = x.to(self.device, self.dtype if x.is_floating_point() else None)
-        self._choose(start, end)
-        self._attend_with(self._local_attention)
-        with self._inputs(x) as (inputs, output):
+        self.part.choose(start, end)
+        self.part.attend_with(None)
+        with self.part.inputs(x) as (inputs, output):
             if end == self.num_blocks and head:
                 kept = {"logits_to_keep": num_last} if num_last and self._keeps_logits else {}
                 logits: Tensor = self._model(**inputs, use_cache=False, **kept).logits
@@ -168,9 +159,9 @@ class Span:
     def last_output(self, x: Tensor, start: int) -> Tensor:
         """Run whole sequences as `forward` does, up to the output [B, T, H] of the model's last block, for `head`."""
         x = x.to(self.device, self.dtype if x.is_floating_point() else None)
-        self._choose(start, self.num_blocks)
-        self._attend_with(self._local_attention)
-        with self._inputs(x, keeps_last=True) as (inputs, output):
+        self.part.choose(start, self.num_blocks)
+        self.part.attend_with(None)
+        with self.part.inputs(x, keeps_last=True) as (inputs, output):
             self._model.base_model(**inputs, use_cache=False)
         return output[0]
 
@@ -181,9 +172,9 @@ class Span:
         follows the last block, since some families scale or cap logits.
         """
         x_BTH = x_BTH.to(self.device, self.dtype)
-        self._choose(self.num_blocks - 1, self.num_blocks)
-        self._attend_with(self._local_attention)
-        with _returning(self._blocks[-1], (x_BTH,) if self._wraps_output else x_BTH):
+        self.part.choose(self.num_blocks - 1, self.num_blocks)
+        self.part.attend_with(None)
+        with self.part.returning(x_BTH):
             logits: Tensor = self._model(inputs_embeds=x_BTH, use_cache=False).logits
         return logits
 
@@ -211,53 +202,15 @@ class Span:
         return embedding
 
     def _compute(self, x: Tensor, pieces: Sequence[SequenceRows], cache: PoolCache) -> list[Tensor | None]:
-        with self._inputs(x[None]) as (inputs, output):
+        with self.part.inputs(x[None]) as (inputs, output):
             inputs |= {"position_ids": cache.positions, self._cache_argument: cache, "use_cache": True}
-            if self._chosen[1] < self.num_blocks or all(piece.want is Want.NOTHING for piece in pieces):
+            if self.part.chosen[1] < self.num_blocks or all(piece.want is Want.NOTHING for piece in pieces):
                 hidden = self._model.base_model(**inputs).last_hidden_state
                 return _split(output[0][0] if output else hidden[0], pieces)
             if not self._keeps_logits:
                 return _split(self._model(**inputs).logits[0], pieces)
             rows = torch.tensor(_kept(pieces), device=self.device)
             return _split(self._model(**inputs, logits_to_keep=rows).logits[0], pieces, is_kept=True)
-
-    @contextmanager
-    def _inputs(self, x_BT: Tensor, *, keeps_last: bool = False) -> Iterator[tuple[dict[str, Any], list[Tensor]]]:
-        """Yield the model's inputs for `x`, and a list that gets the last chosen block's output. That of the model's
-        last block is kept only with `keeps_last`."""
-        start, end = self._chosen
-        output: list[Tensor] = []
-
-        def keep(_block: nn.Module, _inputs: Any, result: Any) -> None:
-            self._wraps_output = isinstance(result, tuple)
-            output.append(_hidden(result))
-
-        with ExitStack() as stack:
-            if start > 0:
-                stack.enter_context(_entering(self._blocks[start - self.start], x_BT))
-            if end < self.num_blocks or keeps_last:  # the model may process the output of its last block further
-                last = self._blocks[end - self.start - 1]
-                stack.callback(last.register_forward_hook(keep).remove)
-            if x_BT.is_floating_point():
-                yield {"inputs_embeds": x_BT.clone()}, output  # CTRL scales its input in place
-            else:
-                yield {"input_ids": x_BT}, output
-
-    def _choose(self, start: int, end: int) -> None:
-        """Make the model consist of blocks [start, end), until other blocks are chosen."""
-        if (start, end) == self._chosen:
-            return
-        assert self.start <= start < end <= self.end
-        part = slice(start - self.start, end - self.start)
-        setattr(self._parent, self._list_name, self._blocks[part])
-        if self._layer_types:
-            self._model.config.layer_types = self._layer_types[part]
-        self._model.config.num_hidden_layers = end - start
-        self._chosen = (start, end)
-
-    def _attend_with(self, implementation: str) -> None:
-        if self._model.config._attn_implementation != implementation:
-            self._model.config._attn_implementation = implementation
 
 
 def _kept(pieces: Sequence[SequenceRows]) -> list[int]:
@@ -290,40 +243,6 @@ def _rows(piece: SequenceRows) -> list[SequenceRows]:
     if piece.num_tokens == 1:
         return [piece]
     return [replace(piece, position=piece.position + row, num_tokens=1) for row in range(piece.num_tokens)]
-
-
-def _hidden(output: Any) -> Tensor:
-    """Return the hidden states in a block's output, which is a tuple in some families."""
-    hidden: Tensor = output[0] if isinstance(output, tuple) else output
-    return hidden
-
-
-@contextmanager
-def _entering(block: nn.Module, hidden_BTH: Tensor) -> Iterator[None]:
-    """Give `block` exactly `hidden_BTH`, whatever the model does to its embeddings (Granite scales them)."""
-
-    def replace(
-        _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if args:
-            return (hidden_BTH, *args[1:]), kwargs
-        return args, {**kwargs, "hidden_states": hidden_BTH}
-
-    handle = block.register_forward_pre_hook(replace, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _returning(block: nn.Module, output: Any) -> Iterator[None]:
-    """Let `block` return `output` without computing."""
-    vars(block)["forward"] = lambda *_args, **_kwargs: output
-    try:
-        yield
-    finally:
-        del vars(block)["forward"]
 
 
 def _step_like(num_rows: int) -> int | None:

@@ -65,7 +65,7 @@ def load_span(
     # checked now, so that a family that cannot be served is refused before it is announced
     span.is_ragged, span.is_fused = find_ways(span, model.config)
     check_computes(span, str(files.config.model_type))
-    span._choose(start, end)
+    span.part.choose(start, end)
     return span
 
 

@@ -73,7 +73,7 @@ def run_step(spans: Sequence[Span], pools: Sequence[KVPool], sequences: Sequence
         [t for s, p in zip(sequences, pieces, strict=True) for t in s.tokens[s.position :][: p.num_tokens]]
     )
     for span, pool in zip(spans, pools, strict=True):
-        want = Want.LAST if span.is_last else Want.ALL
+        want = Want.LAST if span.end == span.num_blocks else Want.ALL
         wanted = tuple(
             SequenceRows(num_tokens=p.num_tokens, position=p.position, pages=p.pages, want=want) for p in pieces
         )
@@ -317,7 +317,7 @@ def test_load_keeps_all_blocks_of_a_span_that_passes_the_check(
     model_dirs: Callable[[str], Path], family: str, dtype: torch.dtype
 ) -> None:
     span = load_span(open_model(model_dirs(family)), 2, 6, dtype=dtype)
-    assert span._chosen == (2, 6)
+    assert span.part.chosen == (2, 6)
 
 
 def test_load_of_every_span_is_refused_when_its_family_is_cut_wrongly(

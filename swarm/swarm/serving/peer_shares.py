@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from swarm_protocol.errors import PeerRefused
 
@@ -41,8 +41,9 @@ class Held(Protocol):
 H = TypeVar("H", bound=Held)
 
 
-class PeerShares:
-    """Shares `max_sequences` and `num_pages` of a server among the peers that ask for sessions.
+class PeerShares(Generic[H]):
+    """Shares `max_sequences` and `num_pages` of a server, which has the sequences `held`, among the peers that ask for
+    sessions.
 
     A peer may take all room that no other peer asks for, but for `num_kept` places. These are for peers that hold none,
     which would otherwise find no place for as long as the answers of others take, and that may be minutes.
@@ -61,6 +62,7 @@ class PeerShares:
 
     def __init__(
         self,
+        held: Collection[H],
         max_sequences: int,
         num_pages: int = sys.maxsize,
         *,
@@ -73,6 +75,7 @@ class PeerShares:
         """`what` names what is shared in a refusal. `lacks_room` is False for all but the cache of keys and values: an
         answer that lacks room for these ends early."""
         self.max_sequences = max_sequences
+        self._held = held
         self._num_shared = max_sequences - num_kept
         self._num_pages = num_pages
         self._evict_idle_s, self._evict_old_s = evict_idle_s, evict_old_s
@@ -80,15 +83,14 @@ class PeerShares:
         self._lacks_room = lacks_room
         self._waits_until_s = NewestItems[str, float](MAX_WAITING)
 
-    def check(self, client: str, num_pages: int, held: Collection[Held], *, now_s: float) -> None:
-        """Check that the client may have another sequence of `num_pages` beside those `held`. Does not check for free
-        room.
+    def check(self, client: str, num_pages: int, *, now_s: float) -> None:
+        """Check that the client may have another sequence of `num_pages`. Does not check for free room.
 
         Raises PeerRefused.
         """
         self.check_size(num_pages)
-        if self._others_wait(client, now_s) and self._is_beyond_share(client, num_pages, held, 1, now_s):
-            num_own = sum(sequence.client == client for sequence in held)
+        if self._others_waiting(client, now_s) and self._is_beyond_share(client, num_pages, 1, now_s):
+            num_own = sum(sequence.client == client for sequence in self._held)
             raise PeerRefused(
                 f"other peers are waiting, and your {num_own} {self._what} already use the share of one peer",
                 remedy="ask another server, or later",
@@ -96,19 +98,10 @@ class PeerShares:
                 lacks_room=self._lacks_room,
             )
 
-    def places_for(self, client: str, held: Collection[Held]) -> int:
+    def places_for(self, client: str) -> int:
         """Return how many sequences may be open, with those of others, for the client to have one more."""
-        has_some = any(sequence.client == client for sequence in held)
+        has_some = any(sequence.client == client for sequence in self._held)
         return self._num_shared if has_some else self.max_sequences
-
-    def exceeds(
-        self, client: str, num_pages: int, held: Collection[Held], *, num_more: int = 0, num_peers: int = 2
-    ) -> bool:
-        """Return whether the client has over a share of `num_peers` in the sequences or pages, with `num_pages` and
-        `num_more` sequences beside those `held`."""
-        own = [sequence for sequence in held if sequence.client == client]
-        wanted = num_pages + sum(sequence.num_pages for sequence in own)
-        return num_peers * (len(own) + num_more) > self._num_shared or num_peers * wanted > self._num_pages
 
     def check_size(self, num_pages: int) -> None:
         """Raise PeerRefused for a sequence that would have no room here even if it was alone."""
@@ -119,14 +112,13 @@ class PeerShares:
                 lacks_room=True,
             )
 
-    def check_growth(self, client: str, num_more: int, held: Collection[Held], *, now_s: float) -> None:
-        """Check that a sequence of the client, which is among those `held`, may get `num_more` pages. Does not check
-        for free room.
+    def check_growth(self, client: str, num_more: int, *, now_s: float) -> None:
+        """Check that a sequence of the client may get `num_more` pages. Does not check for free room.
 
         Raises PeerRefused.
         """
-        wanted = num_more + sum(sequence.num_pages for sequence in held if sequence.client == client)
-        if 2 * wanted > self._num_pages and self._others_wait(client, now_s):
+        wanted = num_more + sum(sequence.num_pages for sequence in self._held if sequence.client == client)
+        if 2 * wanted > self._num_pages and self._others_waiting(client, now_s):
             raise PeerRefused(
                 f"other peers are waiting, and your {self._what} use more than half of the cache",
                 remedy="ask another server, or later",
@@ -135,23 +127,16 @@ class PeerShares:
             )
 
     def refused(
-        self,
-        client: str,
-        num_pages: int,
-        held: Collection[Held],
-        *,
-        now_s: float,
-        num_more: int = 0,
-        retry_after_s: float = RETRY_AFTER_S,
+        self, client: str, num_pages: int, *, now_s: float, num_more: int = 0, retry_after_s: float = RETRY_AFTER_S
     ) -> PeerRefused:
         """Return the refusal for a client for which there is no room now, and call `wait`. It wants `num_pages`, and
-        `num_more` sequences beside those `held`."""
-        self.wait(client, num_pages, held, num_more=num_more, now_s=now_s)
+        `num_more` sequences."""
+        self.wait(client, num_pages, num_more=num_more, now_s=now_s)
         pages = f"{num_pages} more page{'' if num_pages == 1 else 's'}"
-        places = self.places_for(client, held)
+        places = self.places_for(client)
         kept = "" if places == self.max_sequences else f", but for {self.max_sequences - places} for peers without any"
         all_open = f"all {self.max_sequences} sessions are open{kept}"
-        why = all_open if len(held) + num_more > places else f"its cache has no room for {pages}"
+        why = all_open if len(self._held) + num_more > places else f"its cache has no room for {pages}"
         return PeerRefused(
             f"the server is full: {why}",
             remedy="ask another server, or later",
@@ -159,43 +144,47 @@ class PeerShares:
             lacks_room=True,
         )
 
-    def wait(self, client: str, num_pages: int, held: Collection[Held], *, num_more: int, now_s: float) -> None:
+    def wait(self, client: str, num_pages: int, *, num_more: int, now_s: float) -> None:
         """Note that a client was refused for lack of room. Within its share, it counts as waiting."""
-        if not self._is_beyond_share(client, num_pages, held, num_more, now_s):
+        if not self._is_beyond_share(client, num_pages, num_more, now_s):
             self._waits_until_s[client] = now_s + WAIT_S
 
     def admitted(self, client: str) -> None:
         """Note that a client was given what it asked for, so that it waits no more."""
         self._waits_until_s.pop(client, None)
 
-    def evictable(self, client: str, num_pages: int, held: Collection[H], *, now_s: float) -> Iterator[H]:
+    def evictable(self, client: str, num_pages: int, *, now_s: float) -> Iterator[H]:
         """Yield the sequences to end for a client that needs `num_pages` more: those of others that have been idle for
         long, the longest idle first; then old ones of a peer beyond half of the server, if the client then has at most
         half."""
-        others = [sequence for sequence in held if sequence.client != client]
+        others = [sequence for sequence in self._held if sequence.client != client]
         idle = [each for each in others if each.is_idle and now_s - each.idle_since_s >= self._evict_idle_s]
         yield from sorted(idle, key=lambda sequence: sequence.idle_since_s)
-        left = dict.fromkeys(each for each in held if each not in idle)
-        if self.exceeds(client, num_pages, left):
+        left = dict.fromkeys(each for each in self._held if each not in idle)
+        if self._exceeds(client, num_pages, left):
             return
         for sequence in others:
             if (
                 sequence in left
                 and now_s - sequence.since_s >= self._evict_old_s
-                and self.exceeds(sequence.client, 0, left)
+                and self._exceeds(sequence.client, 0, left)
             ):
                 del left[sequence]
                 yield sequence
 
-    def _is_beyond_share(
-        self, client: str, num_pages: int, held: Collection[Held], num_more: int, now_s: float
+    def _exceeds(
+        self, client: str, num_pages: int, held: Collection[Held], *, num_more: int = 0, num_peers: int = 2
     ) -> bool:
-        peers = {sequence.client for sequence in held}
-        num_peers = len(peers) + any(peer not in peers for peer in self._others_waiting(client, now_s))
-        return client in peers and self.exceeds(client, num_pages, held, num_more=num_more, num_peers=num_peers)
+        """Return whether the client has over a share of `num_peers` in the sequences or pages, with `num_pages` and
+        `num_more` sequences beside those `held`."""
+        own = [sequence for sequence in held if sequence.client == client]
+        wanted = num_pages + sum(sequence.num_pages for sequence in own)
+        return num_peers * (len(own) + num_more) > self._num_shared or num_peers * wanted > self._num_pages
 
-    def _others_wait(self, client: str, now_s: float) -> bool:
-        return any(self._others_waiting(client, now_s))
+    def _is_beyond_share(self, client: str, num_pages: int, num_more: int, now_s: float) -> bool:
+        peers = {sequence.client for sequence in self._held}
+        num_peers = len(peers) + any(peer not in peers for peer in self._others_waiting(client, now_s))
+        return client in peers and self._exceeds(client, num_pages, self._held, num_more=num_more, num_peers=num_peers)
 
     def _others_waiting(self, client: str, now_s: float) -> list[str]:
         return [peer for peer, until_s in self._waits_until_s.items() if peer != client and now_s < until_s]

@@ -22,14 +22,14 @@ class Server:
     """A server with eight sequences and ROOM pages."""
 
     def __init__(self) -> None:
-        self.shares = PeerShares(8, ROOM)
         self.held: list[Sequence] = []
+        self.shares = PeerShares(self.held, 8, ROOM)
         self.now_s = 0.0
 
     def open(self, client: str, num_pages: int = 1) -> None:
-        self.shares.check(client, num_pages, self.held, now_s=self.now_s)
+        self.shares.check(client, num_pages, now_s=self.now_s)
         if len(self.held) >= 8 or num_pages + sum(sequence.num_pages for sequence in self.held) > ROOM:
-            raise self.shares.refused(client, num_pages, self.held, now_s=self.now_s, num_more=1)
+            raise self.shares.refused(client, num_pages, now_s=self.now_s, num_more=1)
         self.held.append(Sequence(client, num_pages))
         self.shares.admitted(client)
 
@@ -60,12 +60,13 @@ def test_shares_let_a_peer_take_what_no_other_asks_for() -> None:
 
 
 def test_shares_keep_places_for_peers_that_hold_none() -> None:
-    shares = PeerShares(32, num_kept=2)
     held = [Sequence("a", 1)] * 30
-    assert (shares.places_for("a", held), shares.places_for("b", held)) == (30, 32)
+    shares = PeerShares(held, 32, num_kept=2)
+    assert (shares.places_for("a"), shares.places_for("b")) == (30, 32)
     with pytest.raises(PeerRefused, match="all 32 sessions are open, but for 2 for peers without any"):
-        raise shares.refused("a", 1, held, now_s=0.0, num_more=1)
-    shares.check("b", 1, [*held, Sequence("b", 1)], now_s=0.0)  # a does not wait: it has all that it may have
+        raise shares.refused("a", 1, now_s=0.0, num_more=1)
+    held.append(Sequence("b", 1))
+    shares.check("b", 1, now_s=0.0)  # a does not wait: it has all that it may have
 
 
 def test_shares_give_a_freed_place_to_a_peer_that_waits() -> None:
@@ -147,14 +148,14 @@ def test_shares_let_a_session_grow_beyond_half_of_the_pages_unless_another_peer_
     server = Server()
     server.open("a", 40)
     server.open("b", 10)
-    server.shares.check_growth("a", 50, server.held, now_s=server.now_s)
+    server.shares.check_growth("a", 50, now_s=server.now_s)
     server.refuses("c", 60)
-    server.shares.check_growth("a", 10, server.held, now_s=server.now_s)
-    server.shares.check_growth("b", 40, server.held, now_s=server.now_s)
+    server.shares.check_growth("a", 10, now_s=server.now_s)
+    server.shares.check_growth("b", 40, now_s=server.now_s)
     with pytest.raises(PeerRefused, match="other peers are waiting"):
-        server.shares.check_growth("a", 11, server.held, now_s=server.now_s)
+        server.shares.check_growth("a", 11, now_s=server.now_s)
     server.now_s += WAIT_S
-    server.shares.check_growth("a", 11, server.held, now_s=server.now_s)
+    server.shares.check_growth("a", 11, now_s=server.now_s)
 
 
 def test_shares_admit_a_refused_peer_first_when_room_is_freed() -> None:

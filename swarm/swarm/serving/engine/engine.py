@@ -71,8 +71,8 @@ class EngineOptions:
 
 
 class Engine:
-    """The engine of one span. `num_done` counts steps of sequences, `num_tokens` their positions without wrong drafts,
-    and `num_passes` passes over the weights."""
+    """The engine of one span. `num_tokens` counts the positions of sequences without wrong drafts, and `num_passes` the
+    passes over the weights."""
 
     def __init__(
         self,
@@ -92,12 +92,13 @@ class Engine:
         self.pool = pool
         self.pages = PageAllocator(pool.num_pages)
         self._prefault = Prefault(pool)
-        self.num_done = 0
         self.num_tokens = 0
         self.num_passes = 0
         self._revision = revision
         self._on_step, self._on_drafts = options.on_step, options.on_drafts
+        self._sequences: dict[EngineSequence, None] = {}
         self._shares = PeerShares(
+            self._sequences,
             options.max_sessions,
             pool.num_pages,
             num_kept=options.max_sessions // KEPT_SHARE,
@@ -113,7 +114,6 @@ class Engine:
             self._cost.measured(0, speed.decode_ms * num_blocks)
             self._cost.measured(PREFILL_TOKENS, speed.prefill_ms * num_blocks * PREFILL_TOKENS)
         self._scheduler: Scheduler[SequenceStep] = Scheduler(max_batch=options.max_batch)
-        self._sequences: dict[EngineSequence, None] = {}
         self._running: frozenset[EngineSequence] = frozenset()
         self._ready = asyncio.Event()
         self._has_ended = False
@@ -205,14 +205,12 @@ class Engine:
 
     def _admit(self, client: str, num_pages: int, names: PageNames) -> PageTable:
         now_s = asyncio.get_running_loop().time()
-        self._shares.check(client, num_pages, self._sequences, now_s=now_s)
+        self._shares.check(client, num_pages, now_s=now_s)
         page_table, retry_after_s = self._reserve(client, num_pages, names), RETRY_AFTER_S
         if page_table is None and self._evict(client, num_pages, now_s, num_more=1):
             page_table, retry_after_s = self._reserve(client, num_pages, names), PASS_S
         if page_table is None:
-            raise self._shares.refused(
-                client, num_pages, self._sequences, now_s=now_s, num_more=1, retry_after_s=retry_after_s
-            )
+            raise self._shares.refused(client, num_pages, now_s=now_s, num_more=1, retry_after_s=retry_after_s)
         self._shares.admitted(client)
         return page_table
 
@@ -224,14 +222,14 @@ class Engine:
             return
         client, now_s = sequence.client, asyncio.get_running_loop().time()
         self._shares.check_size(num_pages)
-        self._shares.check_growth(client, num_more, self._sequences, now_s=now_s)
+        self._shares.check_growth(client, num_more, now_s=now_s)
         if not self.pages.extend(sequence.page_table, num_pages):
             retry_after_s = PASS_S if self._evict(client, num_more, now_s) else RETRY_AFTER_S
             if not self.pages.extend(sequence.page_table, num_pages):
-                raise self._shares.refused(client, num_more, self._sequences, now_s=now_s, retry_after_s=retry_after_s)
+                raise self._shares.refused(client, num_more, now_s=now_s, retry_after_s=retry_after_s)
 
     def _reserve(self, client: str, num_pages: int, names: PageNames) -> PageTable | None:
-        if len(self._sequences) >= self._shares.places_for(client, self._sequences):
+        if len(self._sequences) >= self._shares.places_for(client):
             return None
         return self.pages.reserve(num_pages, names.wanted)
 
@@ -244,8 +242,8 @@ class Engine:
         ending = (sequence for sequence in self._running if sequence.end_error is not None)
         num_free = self.pages.num_free + sum(self.pages.num_freed_by(sequence.page_table) for sequence in ending)
         chosen = list[EngineSequence]()
-        evictable = self._shares.evictable(client, num_pages, self._sequences, now_s=now_s)
-        places = self._shares.places_for(client, self._sequences)
+        evictable = self._shares.evictable(client, num_pages, now_s=now_s)
+        places = self._shares.places_for(client)
         while num_free < num_pages or (num_more and len(self._sequences) - len(chosen) + num_more > places):
             if (sequence := next(evictable, None)) is None:
                 return False
@@ -363,7 +361,6 @@ class Engine:
             return
         self._scheduler.remove(step)
         self.num_tokens -= step.num_drafts
-        self.num_done += 1
         done = _done(step, result, batch_size)
         self._on_step(step.num_run - step.num_drafts, done.compute_ms, done.queue_ms)
         if not step.future.done():

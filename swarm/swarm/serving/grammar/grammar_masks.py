@@ -219,20 +219,20 @@ class GrammarPool:
         self._processes = GrammarForkServer(tokenizer)
         self._threads = ThreadPoolExecutor(MAX_GRAMMARS, thread_name_prefix="swarm-grammars")
         self._open: dict[SessionGrammar, Held] = {}
-        self._shares = PeerShares(MAX_GRAMMARS, what="sessions with grammars", lacks_room=False)
+        self._shares = PeerShares(self._open.values(), MAX_GRAMMARS, what="sessions with grammars", lacks_room=False)
 
     def check(self, client: str) -> Held | None:
         """Check that the client may have another grammar, and return the session to end for it, if one must end.
 
         Raises PeerRefused if there are too many, or the client has its share.
         """
-        held, now_s = self._open.values(), asyncio.get_running_loop().time()
-        self._shares.check(client, 0, held, now_s=now_s)
-        if len(held) < MAX_GRAMMARS:
+        now_s = asyncio.get_running_loop().time()
+        self._shares.check(client, 0, now_s=now_s)
+        if len(self._open) < MAX_GRAMMARS:
             return None
-        for other in self._shares.evictable(client, 0, held, now_s=now_s):
+        for other in self._shares.evictable(client, 0, now_s=now_s):
             return other
-        self._shares.wait(client, 0, held, num_more=1, now_s=now_s)
+        self._shares.wait(client, 0, num_more=1, now_s=now_s)
         raise _too_many()
 
     def open(self, grammar: Grammar, sequence: Held) -> SessionGrammar:

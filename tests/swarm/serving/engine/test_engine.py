@@ -50,7 +50,6 @@ def test_engine_gives_sixteen_sequences_of_mixed_lengths_what_each_gets_alone() 
         assert [task.result() for task in found] == [answer(prompt, 12) for prompt in prompts]
         # decodes of all sequences ran together
         assert max(len(batch.pieces) for batch in span.batches) == 16
-        assert engine.num_done == 16 * 12
         assert engine.num_tokens == sum(len(prompt) + 11 for prompt in prompts)
         assert engine.num_passes < 60
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import torch
-from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused, SwarmError
 
 from swarm.serving.engine.compute import BatchPiece, PieceResult, RunnableSpan, compute
 from swarm.serving.engine.page_allocator import PageAllocator, PageNames, PageTable
@@ -24,7 +24,6 @@ from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanS
 from swarm.serving.model.batch import SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault
 from swarm.serving.peer_shares import RETRY_AFTER_S, PeerShares
-from swarm.serving.wire.page_keys import KEY_BYTES
 
 T = TypeVar("T")
 
@@ -183,7 +182,7 @@ class Engine:
         """Open a sequence with room for `max_tokens` on blocks [start, end), which may grow to `grow_to` while there is
         room. It begins with the pages of `page_keys` that are still cached. The caller must close it.
 
-        Raises PeerRefused, with `retry_after_s` if a retry may succeed, and PeerViolation.
+        Raises PeerRefused, with `retry_after_s` if a retry may succeed.
         """
         if self._has_ended:
             raise _over()
@@ -195,8 +194,6 @@ class Engine:
                 f"a session of {most} tokens is over the model's context of {self.span.context_tokens}",
                 remedy="ask for fewer tokens",
             )
-        if max_tokens <= 0 or any(len(key) != KEY_BYTES for key in page_keys):
-            raise PeerViolation(f"a session of {max_tokens} tokens, or an invalid page key")
         names = PageNames(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
         page_table = self._admit(client, -(-max_tokens // PAGE_TOKENS), names)
         sequence = EngineSequence(self, client, (start, end), most, page_table, names)

@@ -11,7 +11,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation, SessionError, SwarmError
 from swarm_protocol.session_frames import SampledToken
 from torch import Tensor
@@ -177,14 +176,15 @@ class EngineSequence:
         `want` selects the outputs: hidden states [T, H] or [1, H], or after the last block logits [T, V] or [1, V].
         With `pick`, the next token is picked as well. The last `num_drafts` rows, those of the drafts of `pick`, are
         guesses: `settle` says which were right. Only one step may run at a time. Cancellation removes the step from
-        the queue. If some of its rows have run, it also closes the sequence, whose content is then unknown.
+        the queue. If some of its rows have run, it also closes the sequence, whose content is then unknown. The caller
+        has checked that the rows fit the blocks and `max_tokens`.
 
-        Raises PeerViolation for invalid rows, PeerRefused if the sequence must grow for them and there is no room,
-        SessionError if they cannot be computed, or the error that ended the sequence.
+        Raises PeerRefused if the sequence must grow for the rows and there is no room, SessionError if they cannot be
+        computed, or the error that ended the sequence.
         """
         self._check_open()
         assert self.is_idle, "a sequence does one thing at a time"
-        tokens = self._check_step(x, pick)
+        assert self.length + len(x) <= self.max_tokens, "rows beyond the room that the client asked for"
         self._engine.extend(self, -(-(self.length + x.shape[0]) // PAGE_TOKENS))
         loop = asyncio.get_running_loop()
         step = SequenceStep(
@@ -194,7 +194,7 @@ class EngineSequence:
             num_drafts=num_drafts,
             sequence=self,
             x=x,
-            tokens=tokens,
+            tokens=() if self.blocks[0] else x.tolist(),
             want=want,
             pick=pick,
             since_s=loop.time(),
@@ -332,24 +332,6 @@ class EngineSequence:
     def _check_open(self) -> None:
         if self.end_error is not None:
             raise self.end_error
-
-    def _check_step(self, x: Tensor, pick: Pick | None) -> Sequence[int]:
-        """Check `x`, and return its token ids at block 0, else (). Raises PeerViolation."""
-        span, is_first, num_rows = self._engine.span, self.blocks[0] == 0, x.shape[0] if x.ndim else 0
-        if is_first and (x.ndim != 1 or x.dtype != torch.int64):
-            raise PeerViolation("block 0 takes token ids")
-        if not is_first and (x.ndim != 2 or x.shape[1] != span.hidden_size or not x.is_floating_point()):
-            raise PeerViolation(f"block {self.blocks[0]} takes rows of {span.hidden_size} numbers")
-        if not num_rows or self.length + num_rows > self.max_tokens:
-            raise PeerViolation(
-                f"{num_rows} rows at position {self.length} of a session of at most {self.max_tokens} positions"
-            )
-        if pick is not None and self.blocks[1] != span.num_blocks:
-            raise PeerViolation("a token can only be picked after the last block")
-        tokens = x.tolist() if is_first else ()
-        if is_first and not (min(tokens) >= 0 and max(tokens) < span.vocab_size):
-            raise PeerViolation(f"token ids are not within the vocabulary of {span.vocab_size}")
-        return tokens
 
 
 def _blank(pool: KVPool, page: int, length: int) -> None:

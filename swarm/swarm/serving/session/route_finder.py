@@ -129,7 +129,7 @@ class RouteFinder:
         self._patience_s = patience_s
         self._local = local_spans.hops if local_spans is not None else ()
         self.left_out = ""
-        self._began_s: float | None = None
+        self._began_s = math.inf
         self._looked_up_s = -math.inf
         self._num_left_early = 0
 
@@ -211,25 +211,20 @@ class RouteFinder:
         self, start: int, end: int, between: tuple[str, str], max_tokens: int, since_s: float | None
     ) -> list[Hop]:
         clock = asyncio.get_running_loop().time
-        self._began_s = clock() if self._began_s is None else self._began_s
+        self._began_s = min(self._began_s, clock())
         began_s = self._began_s if since_s is None else since_s
-        give_up_at_s = began_s + self._patience_s
         has_looked_up = False
         while True:
-            context = self._context(max_tokens, between)
-            num_tokens, cached_tokens = self._cached_tokens()
-            context = replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens)
-            if clock() >= give_up_at_s:
-                context = replace(context, barred={*context.barred, *set(context.avoid) - self._health.unproven})
+            is_over = clock() >= began_s + self._patience_s
+            context = self._search_context(max_tokens, between, is_over=is_over)
             try:
                 return self._known.find_chain(start, end, context, without_last=self.left_out)
             except NoChain as error:
-                resting = self._health.resting(self._began_s)
-                lacks_room = isinstance(error, NoRoom)
+                lacks_room, resting = isinstance(error, NoRoom), self._health.resting(self._began_s)
                 may_wait = since_s is not None or lacks_room or self._known.each_has_one_of(error.missing, resting)
                 # the servers known at the start of the session may be outdated
                 is_known = has_looked_up or (lacks_room and clock() < self._looked_up_s + LOOK_UP_S)
-                if is_known and (not may_wait or clock() >= give_up_at_s or self._is_in_vain(error, max_tokens)):
+                if is_known and (is_over or not may_wait or self._is_in_vain(error, max_tokens)):
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
                 peers = self._known.servers if lacks_room else ()
                 await self._health.wait_for_room(peers, began_s, within_s=RETRY_S if is_known else 0)
@@ -241,6 +236,13 @@ class RouteFinder:
         return self._health.routing_context(
             self._known.servers, max_tokens, self._salt, between=between, has_grammar=self._has_grammar
         )
+
+    def _search_context(self, max_tokens: int, between: tuple[str, str], *, is_over: bool) -> RoutingContext:
+        """Return the context of a search. Once its time `is_over`, it takes no server that has failed lately."""
+        num_tokens, cached_tokens = self._cached_tokens()
+        context = self._context(max_tokens, between)
+        barred = {*context.barred, *set(context.avoid) - self._health.unproven} if is_over else context.barred
+        return replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens, barred=barred)
 
     def _is_in_vain(self, error: NoChain, max_tokens: int) -> bool:
         """Return whether no server of some missing blocks can ever have room for `max_tokens`."""

@@ -102,7 +102,6 @@ class Session:
         local_spans = options.local_spans
         trace.session_id = uuid4().hex
         trace.codec = options.codec
-        self._num_tokens = 0
         self._messages = SessionMessages(
             model,
             state.prefixes,
@@ -127,7 +126,6 @@ class Session:
         self._client = state
         self._max_replay_bytes = options.max_replay_bytes
         self._draws: list[Draw] = []
-        self._last: dict[Stage, LastFrames] = {}
         self._trace = trace
         self._loop = asyncio.get_running_loop()
         self._opening: dict[Stage, asyncio.Task[None]] = {}
@@ -145,16 +143,17 @@ class Session:
     async def __aexit__(self, *_: object) -> None:
         for block, buffer in self._state.pipeline.buffers.items():
             self._messages.keep(block, buffer)
+        last: Mapping[Stage, LastFrames] = {}
         if self._draws and self._state.error is None and self._client.checks.draws():
             stages = self._connections.remote(self._state.stages)
             answer = ClosedAnswer(self._messages, self._state.pipeline, self._draws, stages, self._trace)
             if self._client.checks.submit(answer):
-                self._last = answer.last
+                last = answer.last
         self._client.leave(self)
         self._timer.cancel()
         self._todo.clear()
         for stage in self._connections.stages:
-            self._close_stage(stage)
+            self._close_stage(stage, last.get(stage))
             self._client.health.made_room(stage.peer_id)
         await end_tasks(*self._tasks)
 
@@ -165,10 +164,10 @@ class Session:
     async def next_token(self, tokens: Sequence[int], draw: TokenDraw, *, ahead: int = 0) -> SampledToken:
         """Append tokens, and return the token that the last server draws after them. It may draw `ahead` more for
         `next_tokens`."""
-        self._num_tokens += len(tokens) + ahead
-        if not tokens or self._num_tokens > self._messages.max_tokens:
+        num_tokens = self._messages.num_tokens + len(tokens) + ahead
+        if not tokens or num_tokens > self._messages.max_tokens:
             raise ConfigError(
-                f"{self._num_tokens} tokens after {len(tokens) + ahead} more, and the session has room for "
+                f"{num_tokens} tokens after {len(tokens) + ahead} more, and the session has room for "
                 f"{self._messages.max_tokens}",
                 remedy="ask about one token or more, and open a session with room for all",
             )
@@ -322,11 +321,11 @@ class Session:
             del self._opening[stage]  # closing the stage must not cancel this task
             self._carry_out(self._state.on_lost(stage, error, FailureCause.SILENT, self._loop.time()))
 
-    def _close_stage(self, stage: Stage) -> None:
+    def _close_stage(self, stage: Stage, last: LastFrames | None = None) -> None:
         if opening := self._opening.pop(stage, None):
             opening.cancel()
         commit_to = self._draws[-1].position + 1 if self._draws else 0
-        self._connections.close(stage, commit_to, self._last.get(stage))
+        self._connections.close(stage, commit_to, last)
 
     def _receive(self, stage: Stage, message: Frame | ConnectionLost) -> None:
         """Process a message for this stage. The connection's task calls this."""

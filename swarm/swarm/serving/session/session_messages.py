@@ -48,9 +48,9 @@ class SessionMessages:
     """Builds and reads the frames of one session of up to `max_tokens`.
 
     `prefixes` has rows of earlier sessions, and the servers of their pages; `sampler` is for the last server. `draw`
-    says how the request's first token is drawn. `drawn` are the tokens drawn so far. With a `text_key` servers get only
-    activations: they do not learn how tokens are drawn, and nobody else can compute the page keys from tokens. If it
-    `allows_drafts`, the last server gets the tokens.
+    says how the request's first token is drawn. There are `num_tokens` so far; those in `drawn` were drawn. With a
+    `text_key` servers get only activations: they do not learn how tokens are drawn, and nobody else can compute the
+    page keys from tokens. If it `allows_drafts`, the last server gets the tokens.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SessionMessages:
         self.max_tokens = max_tokens
         self.model = model
         self._prefixes = prefixes
-        self._num_tokens = 0
+        self.num_tokens = 0
         self.session_id = session_id
         self._hides_text = bool(text_key)
         self._allows_drafts = allows_drafts and not text_key
@@ -92,11 +92,11 @@ class SessionMessages:
     @property
     def room_tokens(self) -> int:
         """The number of tokens for which a new sequence gets room at once: those so far, and GROWTH_TOKENS more."""
-        return min(self.max_tokens, self._num_tokens + GROWTH_TOKENS)
+        return min(self.max_tokens, self.num_tokens + GROWTH_TOKENS)
 
     def append_tokens(self, tokens: Sequence[int]) -> bytes:
         """Record the session's next tokens, and return them as rows."""
-        self._num_tokens += len(tokens)
+        self.num_tokens += len(tokens)
         for known, chain in zip(self._keys, self._chains, strict=True):
             known.extend(chain.extend(tokens))
         return np.asarray(tokens, dtype="<i4").tobytes()
@@ -123,7 +123,7 @@ class SessionMessages:
     def cached_tokens(self) -> tuple[int, dict[str, int]]:
         """Return the number of tokens so far, and for each server how many of the first ones it probably has."""
         first, other = map(self._prefixes.holders.cached_tokens, self._keys)
-        return self._num_tokens, other | first
+        return self.num_tokens, other | first
 
     def note_pages(self, stage: Stage, num_tokens: int) -> None:
         """Record that the server of a stage has the pages of the first `num_tokens`, or is about to compute them."""

@@ -41,7 +41,9 @@ from swarm.serving.session.stage import Neighbours, Stage, StepTimer
 from swarm.serving.session.step_reports import StepReport
 from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
+from swarm_protocol.identity import Identity
 from swarm_protocol.rows import TOKENS, Rows
+from swarm_protocol.served_evidence_messages import AnswerCommitment
 from swarm_protocol.session_frames import SampledToken, SequenceReady
 
 ROW_BYTES = 8
@@ -50,6 +52,7 @@ BAD = b"\xff" * ROW_BYTES
 VOCAB = 1000
 PATIENCE_S = 20.0
 BACKOFF_S = 1.0
+CLIENT = Identity(b"c" * 32)
 MISSING = SessionError("blocks are missing")
 
 States = tuple[bytes, ...]
@@ -136,7 +139,11 @@ class ToySequence:
     guessed: list[int] = field(default_factory=list)
     answered: int = 0
     reported_s: float = 0.0
-    log: AnswerLog = field(default_factory=AnswerLog)
+    log: AnswerLog = field(init=False)
+
+    def __post_init__(self) -> None:
+        of = {"client_peer_id": CLIENT.peer_id, "sequence_id": self.sequence_id, "model": "m", "revision": "r"}
+        self.log = AnswerLog(partial(AnswerCommitment, **of, start=self.start, end=self.end))
 
     @property
     def length(self) -> int:

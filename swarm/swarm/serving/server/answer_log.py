@@ -7,7 +7,7 @@ only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.rows import Rows
@@ -25,15 +25,17 @@ from swarm.serving.engine.page_allocator import PageInputs
 
 class AnswerLog:
     """The log of one session: `inputs` are digests of rows as received, and `outputs` of rows as sent, or of draws.
+    `state` makes a commitment of what the log adds: it knows whose session this is, and of which blocks.
 
     The session began with cached pages that were computed from the inputs `cached`. These count only if each was
     computed after the one before it. A client that names pages may combine some that were never computed together, and
     the server would sign for a computation that it did not do.
     """
 
-    def __init__(self, cached: Sequence[PageInputs | None] = ()) -> None:
+    def __init__(self, state: Callable[..., AnswerCommitment], cached: Sequence[PageInputs | None] = ()) -> None:
         self.inputs = PositionDigests()
         self.outputs = PositionDigests()
+        self._state = state
         self._taken_from = 0
         self._after = b""
         self._num_after = 0
@@ -68,34 +70,16 @@ class AnswerLog:
         if not of_step < self._taken_from <= position:
             self.outputs.add_draw(position, draw, token)
 
-    def signed(
-        self,
-        network: Network,
-        client: str,
-        sequence_id: bytes,
-        *,
-        model: str,
-        revision: str,
-        blocks: tuple[int, int],
-        until: int,
-    ) -> Commitment:
+    def signed(self, network: Network, until: int) -> Commitment:
         """Return the signed commitment to the positions before `until`."""
-        stated = self.commitment(client, sequence_id, model=model, revision=revision, blocks=blocks, until=until)
-        signed = network.sign(COMMITMENT_PURPOSE, model, stated.to_bytes(), lifetime_s=COMMITMENT_LIFETIME_S)
-        return Commitment(sequence_id=sequence_id, signed=signed)
+        stated = self.commitment(until)
+        signed = network.sign(COMMITMENT_PURPOSE, stated.model, stated.to_bytes(), lifetime_s=COMMITMENT_LIFETIME_S)
+        return Commitment(sequence_id=stated.sequence_id, signed=signed)
 
-    def commitment(
-        self, client: str, sequence_id: bytes, *, model: str, revision: str, blocks: tuple[int, int], until: int
-    ) -> AnswerCommitment:
+    def commitment(self, until: int) -> AnswerCommitment:
         """Return the commitment to the positions before `until`, which the client knows of."""
         inputs, outputs = self.inputs, self.outputs
-        return AnswerCommitment(
-            client_peer_id=client,
-            sequence_id=sequence_id,
-            model=model,
-            revision=revision,
-            start=blocks[0],
-            end=blocks[1],
+        return self._state(
             inputs_from=inputs.start,
             inputs_to=max(inputs.start, min(until, inputs.end)),
             inputs_digest=inputs.digest(until),

@@ -23,7 +23,6 @@ from swarm_protocol.session_frames import (
     AllowHandover,
     AnswerTokens,
     CloseSequence,
-    Commitment,
     DraftText,
     Frame,
     LinkUpdate,
@@ -37,6 +36,7 @@ from swarm_protocol.session_frames import (
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.grammar.grammar_masks import GrammarPool
+from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.deployment import Deployment, ServerOptions
 from swarm.serving.server.handover import hand_over, take_over
 from swarm.serving.server.push_connections import PushConnections
@@ -114,7 +114,7 @@ class ConnectionServer:
         self._grammars = grammars
         self._on_changed = on_changed
         self._states: set[_ConnectionState] = set()
-        self._ended: dict[tuple[str, bytes], tuple[float, Callable[..., Commitment]]] = {}
+        self._ended: dict[tuple[str, bytes], tuple[float, AnswerLog]] = {}
 
     @property
     def num_connections(self) -> int:
@@ -221,9 +221,9 @@ class ConnectionServer:
 
     def _sign_ended(self, close: CloseSequence, connection: MultiplexedConnection) -> None:
         """Sign an answer whose session the server has ended just before the client closed it."""
-        _, signed = self._ended.pop((connection.peer_id, close.sequence_id), (0.0, None))
-        if signed is not None and close.commit_to:
-            connection.send(signed(until=close.commit_to))
+        _, log = self._ended.pop((connection.peer_id, close.sequence_id), (0.0, None))
+        if log is not None and close.commit_to:
+            connection.send(log.signed(self._services.network, close.commit_to))
 
     def _open(self, wanted: OpenSequence, state: _ConnectionState) -> None:
         connection = state.connection
@@ -272,14 +272,15 @@ class ConnectionServer:
             key = connection.peer_id, wanted.sequence_id
             session = self.sessions.pop(key)
             if session.was_ended:
-                self._remember(key, session.signed)
+                self._remember(key, session.log)
             self._on_changed()
 
         return ServerSession(connection, wanted, sequence, deployed, self._services, sampler=sampler, on_closed=closed)
 
-    def _remember(self, key: tuple[str, bytes], signed: Callable[..., Commitment]) -> None:
-        """Keep what signs the answer of an ended session. Beyond MAX_ENDED, the peer with the most loses its oldest."""
-        self._ended[key] = asyncio.get_running_loop().time(), signed
+    def _remember(self, key: tuple[str, bytes], log: AnswerLog) -> None:
+        """Keep the log of an ended session, to sign its answer. Beyond MAX_ENDED, the peer with the most loses its
+        oldest."""
+        self._ended[key] = asyncio.get_running_loop().time(), log
         if len(self._ended) > MAX_ENDED:
             num_by_peer = Counter(peer_id for peer_id, _ in self._ended)
             del self._ended[max(self._ended, key=lambda key: num_by_peer[key[0]])]

@@ -20,6 +20,7 @@ import numpy as np
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerViolation, SwarmError
 from swarm_protocol.failure_messages import encode_failure
+from swarm_protocol.served_evidence_messages import AnswerCommitment
 from swarm_protocol.session_frames import (
     AnswerTokens,
     DraftText,
@@ -96,18 +97,17 @@ class ServerSession:
         self._codec = opened.codec
         self._deployed = deployed
         self._services = services
-        self._log = AnswerLog(sequence.shared_inputs)
-        sequence.inputs_of = self._log.page
-        # without the session: the server may have ended it when its client asks
-        self.signed = partial(
-            self._log.signed,
-            services.network,
-            self.client,
-            self.sequence_id,
+        state = partial(
+            AnswerCommitment,
+            client_peer_id=self.client,
+            sequence_id=self.sequence_id,
             model=services.model,
             revision=deployed.loaded.revision,
-            blocks=sequence.blocks,
+            start=sequence.blocks[0],
+            end=sequence.blocks[1],
         )
+        self.log = AnswerLog(state, sequence.shared_inputs)
+        sequence.inputs_of = self.log.page
         self._inbox = SessionInbox(
             self.client,
             sequence,
@@ -115,7 +115,7 @@ class ServerSession:
             opened.codec,
             services.backpressure,
             max_step_tokens=deployed.loaded.max_step_tokens,
-            on_taken=self._log.took,
+            on_taken=self.log.took,
         )
         self._link = SessionLink(
             services.push_connections,
@@ -224,7 +224,7 @@ class ServerSession:
             if step.forward and self._link.next is not None:
                 await self._services.failpoints.reached("serve/push")
                 self._link.push_rows(step, rows, spent_ms)
-            self._log.gave(step.position + step.num_rows - rows.num_rows, rows)
+            self.log.gave(step.position + step.num_rows - rows.num_rows, rows)
         num_links = self._link.num_links
         await self._services.failpoints.reached("serve/reply")
         has_next = self._link.next is not None
@@ -257,7 +257,7 @@ class ServerSession:
         first = step.position + step.num_rows - step.num_drafts
         for index, token in enumerate(tokens):
             drawn_as = replace(draw, index=draw.index + index, ahead=0)
-            self._log.drew(first - 1 + index, drawn_as, token, of_step=step.position)
+            self.log.drew(first - 1 + index, drawn_as, token, of_step=step.position)
         looped, push_failed = False, False
         if draw.ahead > num_right:
             following = replace(draw, index=draw.index + 1 + num_right, ahead=draw.ahead - 1 - num_right)
@@ -289,7 +289,7 @@ class ServerSession:
     def sign_answer(self, until: int) -> None:
         """Send waiting results, and then the commitment to the session's inputs and outputs before position `until`."""
         self._results.flush()
-        self.connection.send(self.signed(until=until))
+        self.connection.send(self.log.signed(self._services.network, until))
 
     async def _compute(self, step: CheckedStep) -> StepOutput:
         """Wait for room to send the result, then run the step. Raises SwarmError."""

@@ -22,7 +22,7 @@ from swarm_protocol.identity import Identity
 from swarm_protocol.served_evidence_messages import COMMITMENT_PURPOSE
 
 MODEL = ModelShape(name="m", revision="r", num_blocks=3, hidden_size=ROW_BYTES // 4, vocab_size=1000)
-SERVER, CLIENT = Identity(b"s" * 32), Identity(b"c" * 32)
+SERVER = Identity(b"s" * 32)
 PROMPT = [1, 2, 3]
 
 
@@ -71,14 +71,7 @@ def close(stage: Stage, ended: dict[Stage, ToySequence], server: ToyServer) -> N
 def check(world: ToyWorld, stage: Stage, sequence: ToySequence) -> CheckReport:
     """Check what the server of a stage has signed against what the client holds."""
     pipeline = world.state.pipeline
-    stated = sequence.log.commitment(
-        CLIENT.peer_id,
-        stage.sequence_id,
-        model=MODEL.name,
-        revision=MODEL.revision,
-        blocks=(stage.start, stage.end),
-        until=pipeline.length,
-    )
+    stated = sequence.log.commitment(pipeline.length)
     signed = seal_now(
         SERVER, "n", purpose=COMMITMENT_PURPOSE, subject="m", payload=stated.to_bytes(), now=1.0, lifetime_s=60.0
     )

@@ -210,7 +210,7 @@ def test_made_up_lock_of_a_stranger_does_not_give_it_the_run() -> None:
                 # a member that is still at the first step would be at the next one before it reads this report
                 while service.driver is None or service.driver.setup.step < 2:
                     await asyncio.sleep(0.001)
-                setup, attempt = service.driver.setup, service.driver.attempt
+                setup, attempt = service.driver.setup, service.driver.state.attempt
                 round_of = {"run": setup.run, "step": setup.step, "attempt": attempt}
                 group = Group(
                     **round_of,  # type: ignore[arg-type]

@@ -231,7 +231,7 @@ class QuitterWithVote(Quitter):
         assert self._steps is not None
         driver = self._steps.service.driver
         assert driver is not None
-        signed = driver._state.signed
+        signed = driver.state.signed
         assert signed is not None
         outcome = await self._outcome(driver, signed, abort.group_digest)
         vote = context.signatures.sign_vote(signed.vote(outcome, "prepare"))
@@ -342,7 +342,7 @@ def test_coordinator_that_never_signs_a_group_costs_only_its_attempt(name: str, 
 
     class Withholder(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-            act, report = driver._act, driver.take_report
+            act, report = driver._act, driver.reports.take
 
             async def act_but_sign(action: Action) -> None:
                 if isinstance(action, Sign):
@@ -354,7 +354,7 @@ def test_coordinator_that_never_signs_a_group_costs_only_its_attempt(name: str, 
                 reply = await report(peer, ready)  # `pending` once it has stopped signing
                 return ReadyReply(kind="left_out", reason="later") if puts_off and withheld else reply
 
-            driver._act, driver.take_report = act_but_sign, put_off  # type: ignore[method-assign]
+            driver._act, driver.reports.take = act_but_sign, put_off  # type: ignore[method-assign]
             return await super()._drive(driver, context)
 
     async def main() -> None:
@@ -390,7 +390,7 @@ def test_coordinator_that_hurries_all_before_their_first_step_and_never_signs_co
             async def hurry() -> None:
                 while driver.setup.step not in withheld:
                     request = StandingRequest(
-                        run=context.run, step=driver.setup.step, attempt=driver.attempt, hurry=True
+                        run=context.run, step=driver.setup.step, attempt=driver.state.attempt, hurry=True
                     )
                     for peer in set(driver.setup.roster) - {context.network.peer_id}:
                         with suppress(SwarmError):

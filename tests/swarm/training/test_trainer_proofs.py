@@ -468,7 +468,7 @@ def test_member_that_ends_the_attempt_before_the_proof_of_its_bad_slice_is_named
                 if ends == "stream":
                     return None
                 if len(asked) == 4:
-                    driver.feed(ReduceFailed(attempt=driver.attempt, reason="it leaves"))
+                    driver.feed(ReduceFailed(attempt=driver.state.attempt, reason="it leaves"))
                 return await asyncio.sleep(60)
 
             driver.reductions.accept = leave  # type: ignore[method-assign]

@@ -69,18 +69,18 @@ class MembersWatch:
         began_s = now()
         while True:
             # a head tells its follower at once what is committed, and the follower notices when it goes
-            trains_s = math.inf if driver.is_led else interval_s
+            trains_s = math.inf if driver.role.is_led else interval_s
             if not roster or now() >= self._list_at_s:
                 await self._list(context, trains_s)
             claims = dict.fromkeys(driver.known, 0) | self._claims
-            free = claims.keys() - driver.looking_at  # those asked may stay silent
+            free = claims.keys() - driver.queries.looking_at  # those asked may stay silent
             peers = whom_to_ask(free, roster, self._chance)
             if roster:
                 further = [peer for peer in free if claims[peer] > context.replica.outer_step]
                 seem_further = whom_to_ask(further, roster, self._chance)[:1]
                 peers = list(dict.fromkeys((*seem_further, *self._chance.sample(peers, len(peers)))))[:NUM_WATCHED]
             for peer in peers:
-                driver.look_at(peer)
+                driver.queries.look_at(peer)
             if context.replica.is_new:
                 proof = await furthest(context, claims)
                 if proof is not None and proof.rank > context.replica.rank:
@@ -88,7 +88,7 @@ class MembersWatch:
             self._on_look(context)
             passed_s = driver.waiting.seconds if driver.waiting else now() - began_s
             # a member that waits has nothing else to do, and may wait because it missed something
-            pause_s = WATCH_S if driver.waiting and not driver.is_led else watch_s(trains_s)
+            pause_s = WATCH_S if driver.waiting and not driver.role.is_led else watch_s(trains_s)
             await asyncio.sleep(pause_s if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
 
     async def _list(self, context: RunContext, interval_s: float) -> None:

@@ -25,12 +25,12 @@ from swarm.training.inner.interval import HeldOutLoss, Intervals
 from swarm.training.member.held_out_effects import HeldOutEffects
 from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.members_watch import MembersWatch
-from swarm.training.member.progress_reports import MemberReports, event_of_commit
+from swarm.training.member.progress_reports import MemberReports, contribution_late, event_of_commit
 from swarm.training.member.reductions import settle
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.round_service import RoundService
 from swarm.training.round import state_machine
-from swarm.training.round.promise import Promise, PromiseFile
+from swarm.training.round.promise import Promise, PromiseFile, promise_of
 from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import RoundSetup, rest_after
 from swarm.training.state.certificate_history import Proof
@@ -176,7 +176,7 @@ class OuterSteps:
             self._has_gone = True
             return
         proof = await context.check(certificate)
-        if (late := driver.lost_contribution(proof)) is not None:
+        if (late := contribution_late(context, setup, driver.state.mine, proof, driver.waits_s)) is not None:
             self._reports.late(late)
         if not proof.is_order and (proposal := context.replica.proposal(proof.outcome)) is not None:
             intervals.drop_offers(proposal.manifest.outer_step)  # frees memory before the new state takes some
@@ -226,7 +226,7 @@ class OuterSteps:
 
     async def _drive(self, driver: RoundDriver, interval_s: float) -> bytes:
         """Run `driver`, let it answer peers, and watch the membership. Return what `RoundDriver.run` does."""
-        if driver.abstains:
+        if driver.state.abstains:
             setup = driver.setup
             self._reports.aborted(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST, missing=()))
         async with asyncio.TaskGroup() as tasks:
@@ -238,9 +238,9 @@ class OuterSteps:
             finally:
                 self.service.set_driver(None)
                 watch.cancel()
-        self._accused = driver.accused
-        if not driver.abstains:
-            self._promise = driver.promise
+        self._accused = dict(driver.state.faults.accused)
+        if not driver.state.abstains:
+            self._promise = promise_of(driver.state)
         return certificate
 
     def _report_step(self, driver: RoundDriver, proof: Proof, latest: IntervalResult | None, started: float) -> None:

@@ -2,8 +2,8 @@
 
 `PeerQueries` asks other members where they are, and learns of later attempts and later states. `ReportCalls` sends this
 member's report. `TakenReports` keeps the reports that other members send to this one as their coordinator, and signs
-the group. `VoteCalls` signs and sends this member's votes. The driver of the step owns all four. Their tasks end with
-the step, but for those of votes, which others may still need.
+the group. `VoteCalls` signs and sends this member's votes. The driver of the step owns all four. Their tasks are
+`StepTasks`, but for those of votes, which others may still need after the step.
 """
 
 from __future__ import annotations
@@ -59,44 +59,75 @@ MISSING_S = 1.0
 for at length in that attempt, and each further attempt that it coordinates would cost the others as long again."""
 
 
-class PeerQueries:
-    """Asks peers where they are, in the step of `state`. `on_named` is called with each peer that another one names.
+class StepTasks:
+    """Runs the tasks of one step in the task group that it is given, until the step is over. Those started
+    `in_attempt` end with the attempt. Before and after the step, no task is started."""
 
-    `feed` takes the events that follow, `spawn` starts a task of the step, and `on_certificate` is called with every
-    certificate that was checked.
-    """
+    def __init__(self) -> None:
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: dict[asyncio.Task[None], bool] = {}  # whether it ends with the attempt
+
+    def open(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+
+    def start(self, work: Coroutine[Any, Any, None], name: str, *, in_attempt: bool = False) -> None:
+        if self._group is None:
+            work.close()
+            return
+        task = self._group.create_task(work, name=name)
+        self._tasks[task] = in_attempt
+        task.add_done_callback(self._tasks.pop)
+
+    def end_attempt(self) -> None:
+        for task, in_attempt in self._tasks.items():
+            if in_attempt:
+                task.cancel()
+
+    def close(self) -> None:
+        self._group = None
+        for task in self._tasks:
+            task.cancel()
+
+
+class PeerQueries:
+    """Asks peers where they are, and the peers that they name, in the step of `state`. `feed` takes the events that
+    follow, and `on_certificate` is called with every certificate that was checked."""
 
     def __init__(
         self,
         context: RunContext,
         state: Callable[[], RoundState],
+        tasks: StepTasks,
         *,
-        on_named: Callable[[str], None],
         feed: Callable[[Event], None],
-        spawn: Callable[[Coroutine[Any, Any, None], str], object],
         on_certificate: Callable[[bytes], None],
     ) -> None:
         self._context = context
         self._state = state
-        self._on_named = on_named
+        self._tasks = tasks
         self._feed = feed
-        self._spawn = spawn
         self._on_certificate = on_certificate
         self.looking_at: set[str] = set()
         """The peers that `look_at` asks, and that have not answered yet."""
 
     def look_at(self, peer: str) -> None:
-        """Ask `peer` where it is, unless that is under way, or too many peers are being asked for a stranger."""
+        """Ask `peer` where it is, which also tells it that this member is there. Do nothing if that is under way, or
+        too many peers are being asked for a stranger."""
         is_new = peer not in self.looking_at and peer != self._context.network.peer_id
         if is_new and (len(self.looking_at) < MAX_LOOKING_AT or peer in self._state().setup.roster):
             self.looking_at.add(peer)
-            self._spawn(self._look(peer), f"look at {short_id(peer)}")
+            self._tasks.start(self._look(peer), f"look at {short_id(peer)}")
 
     async def query(self, peer: str, *, hurry: bool) -> None:
         """Ask `peer` where it is, and feed the event that follows. `hurry` asks it to end its interval, too."""
         event, _ = await self._standing_of(peer, hurry=hurry)
         if event is not None:
             self._feed(event)
+
+    async def take_certificate(self, peer: str, certificate: bytes) -> None:
+        """Take the certificate that `peer` shows. Raises PeerViolation or IntegrityError."""
+        if (further := await self.overtaken(peer, certificate)) is not None:
+            self._feed(further)
 
     async def overtaken(self, peer: str, certificate: bytes) -> Proven | None:
         """Return an event if `certificate`, which `peer` shows, leads further than this member's state. Raises
@@ -113,7 +144,9 @@ class PeerQueries:
         if event is not None and not isinstance(event, Lost):
             self._feed(event)
         for other in others:
-            self._on_named(other)
+            # it counts only once it has answered itself
+            if other not in self._state().known:
+                self.look_at(other)
 
     async def _standing_of(self, peer: str, *, hurry: bool) -> tuple[Event | None, tuple[str, ...]]:
         """Ask `peer` where it is. Return an event that says that it is further than this member, there, or gone, and

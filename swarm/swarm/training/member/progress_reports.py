@@ -143,21 +143,21 @@ def event_of_commit(
 
 
 def contribution_late(
-    context: RunContext, setup: RoundSetup, mine: Contribution | None, proof: Proof, offered_at: float | None
+    context: RunContext, setup: RoundSetup, mine: Contribution | None, proof: Proof, waited_s: float | None
 ) -> ContributionLate | None:
     """Return the work of `setup.me` for the step as an event, if `proof` shows that the step was committed without it,
     else None.
 
-    `mine` is its contribution, which it offered at the network's time `offered_at`; both are None while its interval
-    still runs.
+    `mine` is its contribution, which it offered `waited_s` seconds ago; both are None while its interval still runs.
     """
     origin, late_s = proof.origin, None
     has_work = setup.me in setup.leased and (mine is None or mine.num_tokens > 0)
     is_step = not proof.is_order and origin.step == setup.step and origin.num_tokens > 0
     if not (is_step and has_work) or has_contributed(setup.me, origin, setup.state_digest, setup.leased):
         return None
-    if offered_at is not None:
-        late_s = max(0.0, offered_at - context.signatures.formed_at(proof, context.network.now()))
+    if waited_s is not None:
+        now = context.network.now()
+        late_s = max(0.0, now - waited_s - context.signatures.formed_at(proof, now))
     return ContributionLate(step=setup.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
 
 

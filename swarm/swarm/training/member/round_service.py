@@ -23,6 +23,7 @@ from swarm.training.member.peer_calls import POLL_S
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.round.group_members import num_presentable, origin_complaint, signer_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
+from swarm.training.round.round_state import coordinates
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
 from swarm.training.state.endorsement import contradicts, read_endorsement
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
@@ -109,10 +110,10 @@ class RoundService:
             if not wanted.watches:
                 # only the coordinator may do this: otherwise any peer could end all members' intervals before they have
                 # contributed anything
-                if wanted.hurry and self.driver.is_coordinated_by(peer, wanted.attempt):
+                if wanted.hurry and coordinates(self.driver.state, peer, wanted.attempt):
                     self.driver.hurry()
                 self.driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
-            known, attempt = self.driver.known, self.driver.attempt
+            known, attempt = self.driver.known, self.driver.state.attempt
         replica = self._context.replica
         if wanted.watches:
             self._shown[peer] = asyncio.get_running_loop().time(), replica.outer_step
@@ -146,7 +147,7 @@ class RoundService:
         begun = (replica.outer_step + 1, proof.next_attempt if proof else 0)
         sequence = replica.order.sequence if replica.order else 0
         if ready.sequence > sequence and self.driver is not None:
-            self.driver.look_at(peer)
+            self.driver.queries.look_at(peer)
         if ready.sequence != sequence or (ready.step, ready.attempt) < begun:
             return ReadyReply(kind="behind", state_digest=replica.digest, certificate=replica.certificate)
         try:
@@ -154,11 +155,11 @@ class RoundService:
                 driver = await self._driver_at(ready.step, peer)
         except TimeoutError:
             return ReadyReply(kind="pending")
-        if driver.abstains:
+        if driver.state.abstains:
             raise PeerRefused("this member has lost the state that it voted from, and waits for it")
         if ready.lock is not None and ready.state_digest == driver.setup.state_digest:
             self._check_lock(driver, ready, ready.lock, peer)
-        reply = await driver.take_report(peer, ready)
+        reply = await driver.reports.take(peer, ready)
         if reply.kind == "pending":
             self._refuse_if_closed()
         return reply
@@ -183,7 +184,7 @@ class RoundService:
         while self.driver is None or self.driver.setup.step < step:
             self._refuse_if_closed()
             if self.driver is not None:
-                self.driver.look_at(peer)
+                self.driver.queries.look_at(peer)
             await self._changed.wait()
         self._refuse_if_closed()
         return self.driver

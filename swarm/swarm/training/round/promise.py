@@ -24,6 +24,7 @@ from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, re
 from swarm_protocol.training_messages import Ready
 
 from swarm.training.allreduce.parts import part_digests
+from swarm.training.round.group_members import own_report
 from swarm.training.round.round_state import HeldLock, OwnPrepareVote, RoundState, with_coordinator
 from swarm.whole_files import joined, split, write_whole
 
@@ -43,6 +44,13 @@ class Promise:
     first_attempt: int = 0
     own_prepare_vote: OwnPrepareVote | None = None
     parts: tuple[Data, ...] = ()
+
+
+def promise_of(state: RoundState) -> Promise:
+    """Return the promise that binds the member of `state` in later attempts of its step, without the parts."""
+    return Promise(
+        report=own_report(state), first_attempt=state.setup.first_attempt, own_prepare_vote=state.own_prepare_vote
+    )
 
 
 def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
@@ -81,6 +89,7 @@ class PromiseFile:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._path = folder / "promise.bin"
+        self._written: tuple[object, ...] = ()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -133,6 +142,10 @@ class PromiseFile:
         parts = self._parts(own_vote.vote.outcome) if own_vote else ()
         return Promise(report=promised, first_attempt=first_attempt, own_prepare_vote=own_vote, parts=parts)
 
+    def has(self, promise: Promise) -> bool:
+        """Return whether `write` has stored what `promise` binds this member to."""
+        return self._written == _binding(promise)
+
     def write(self, promise: Promise) -> None:
         """Store `promise` so that it outlives a restart. Raises ConfigError if it cannot be written."""
         own_vote = promise.own_prepare_vote
@@ -144,6 +157,7 @@ class PromiseFile:
             if voted is not None and promise.parts and not self._parts_path(voted).exists():
                 write_whole(self._parts_path(voted), joined(promise.parts))
             write_whole(self._path, (hashlib.sha256(content).digest(), content), is_flushed=True)
+            self._written = _binding(promise)
             self._forget(voted)
         except OSError as error:
             raise ConfigError(
@@ -181,3 +195,10 @@ class PromiseFile:
             f"what this member has voted for cannot be read from {self._path}: {how}",
             remedy="restore that file, or join with a new home: a member that forgets its votes could vote twice",
         )
+
+
+def _binding(promise: Promise) -> tuple[object, ...]:
+    """Return what others may hear of only once it is on disk. The rest of a report binds its member to nothing."""
+    report = promise.report
+    place = (report.sequence, report.state_digest, report.step, promise.first_attempt, report.attempt)
+    return (*place, report.lock, report.origin, promise.own_prepare_vote)

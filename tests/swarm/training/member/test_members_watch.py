@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,6 +30,9 @@ def watch_for(
     seconds: float,
     look_at: Callable[[str], None],
     some_trainers: Callable[[str], Awaitable[dict[str, TrainerRecord]]],
+    *,
+    is_led: bool,
+    looking_at: Collection[str] = (),
     **driver: Any,
 ) -> None:
     """Let a member of the state of outer step 3 watch others for so long. `driver` are attributes of its driver."""
@@ -37,7 +40,10 @@ def watch_for(
     async def main() -> None:
         membership: Any = SimpleNamespace(some_trainers=some_trainers)
         driving: Any = SimpleNamespace(
-            setup=SimpleNamespace(roster=HEADS), look_at=look_at, **{"looking_at": (), "waiting": None, **driver}
+            setup=SimpleNamespace(roster=HEADS),
+            queries=SimpleNamespace(look_at=look_at, looking_at=looking_at),
+            role=SimpleNamespace(is_led=is_led),
+            **{"waiting": None, **driver},
         )
         context: Any = SimpleNamespace(
             run="run",

@@ -11,7 +11,7 @@ from support.round_scripts import COORDINATOR, DIGEST, RUN, STEP, ready, setup
 from support.training_swarm import placed_votes
 from swarm.network.interface import no_failpoints
 from swarm.testing import virtual_time
-from swarm.training.member.peer_calls import MAX_LOOKING_AT, PeerQueries, ReportCalls, TakenReports
+from swarm.training.member.peer_calls import MAX_LOOKING_AT, PeerQueries, ReportCalls, StepTasks, TakenReports
 from swarm.training.round.round_events import Ask, Sign
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
@@ -90,22 +90,21 @@ def test_members_are_asked_where_they_are_while_strangers_hold_all_places() -> N
     async def main() -> None:
         state = SimpleNamespace(setup=SimpleNamespace(roster=("me", "member"), step=1), attempt=0)
         context = SimpleNamespace(network=SimpleNamespace(peer_id="me"), run="run", standing=never_answers)
-        tasks = list[asyncio.Task[None]]()
+        tasks = StepTasks()
         queries = PeerQueries(
             cast(Any, context),
             lambda: cast(Any, state),
-            on_named=lambda _: None,
+            tasks,
             feed=lambda _: None,
-            spawn=lambda work, name: tasks.append(asyncio.create_task(work, name=name)),
             on_certificate=lambda _: None,
         )
         strangers = [f"stranger {index}" for index in range(MAX_LOOKING_AT)]
-        for peer in (*strangers, "one more", "member", "member", "me"):
-            queries.look_at(peer)
-        await asyncio.sleep(1.0)
-        assert asked == [*strangers, "member"]
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
+        async with asyncio.TaskGroup() as group:
+            tasks.open(group)
+            for peer in (*strangers, "one more", "member", "member", "me"):
+                queries.look_at(peer)
+            await asyncio.sleep(1.0)
+            assert asked == [*strangers, "member"]
+            tasks.close()
 
     virtual_time.run(main())

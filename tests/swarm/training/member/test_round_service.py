@@ -52,16 +52,14 @@ def test_report_that_waits_for_a_step_is_refused_at_once_when_the_service_closes
 
 def test_report_with_a_pending_answer_is_refused_when_the_service_has_closed() -> None:
     class Ending:
-        setup = SimpleNamespace(step=STEP)
-        abstains = False
-
-        async def take_report(self, *_: object) -> ReadyReply:
+        async def take(self, *_: object) -> ReadyReply:
             await asyncio.sleep(1.0)
             return ReadyReply(kind="pending")
 
     async def main() -> None:
         service = make_service(STEP - 1)
-        service.set_driver(cast(Any, Ending()))
+        state = SimpleNamespace(abstains=False)
+        service.set_driver(cast(Any, SimpleNamespace(setup=SimpleNamespace(step=STEP), state=state, reports=Ending())))
         assert (await service._answer(COORDINATOR, ready())).kind == "pending"
         waiting = asyncio.create_task(service._answer(COORDINATOR, ready()))
         await asyncio.sleep(0.5)
@@ -74,7 +72,7 @@ def test_report_with_a_pending_answer_is_refused_when_the_service_has_closed() -
 
 def test_report_is_refused_at_once_when_the_member_has_lost_its_state() -> None:
     """Others would otherwise wait for it as their coordinator."""
-    driver = SimpleNamespace(setup=SimpleNamespace(step=STEP), abstains=True)
+    driver = SimpleNamespace(setup=SimpleNamespace(step=STEP), state=SimpleNamespace(abstains=True))
 
     async def main() -> None:
         service = make_service(STEP - 1)
@@ -109,7 +107,8 @@ def test_group_of_a_lock_is_read_only_when_it_is_of_this_state_and_signed_by_a_m
         context.signatures, context.network.now = SimpleNamespace(check_origin=check_origin), lambda: NOW
         state_digest = report.state_digest if is_of_this_state else b"another" + bytes(25)
         setup = SimpleNamespace(step=STEP, state_digest=state_digest, roster=("a", "b"))
-        service.set_driver(cast(Any, SimpleNamespace(setup=setup, abstains=False, take_report=take_report)))
+        state, reports = SimpleNamespace(abstains=False), SimpleNamespace(take=take_report)
+        service.set_driver(cast(Any, SimpleNamespace(setup=setup, state=state, reports=reports)))
         if is_of_this_state:
             with pytest.raises(PeerViolation, match="no member of the state"):
                 await service._answer("stranger", report)

@@ -766,7 +766,7 @@ def test_look_at_does_nothing_when_the_step_is_over() -> None:
             assert isinstance(trainer, KeepsDrivers)
             driver = trainer.drivers[0]
             num_tasks = len(asyncio.all_tasks())
-            driver.look_at("a peer that joins now")
+            driver.queries.look_at("a peer that joins now")
             assert len(asyncio.all_tasks()) == num_tasks
 
     virtual_time.run(main())

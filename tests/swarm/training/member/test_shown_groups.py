@@ -137,9 +137,8 @@ def test_only_peers_of_the_roster_or_the_group_are_asked_for_the_groups_that_the
         group=tuple(each.peer_id for each in group),
         groups=groups,
         reductions=SimpleNamespace(accept=accept),
-        _state=SimpleNamespace(known=()),
-        _group=object(),
-        _spawn=MagicMock(),
+        state=SimpleNamespace(known=()),
+        _tasks=MagicMock(),
     )
     opening = SimpleNamespace(group_digest=bytes(32))
     asyncio.run(RoundDriver.serve_part(cast(Any, driver), STRANGER.peer_id, cast(Any, opening), MagicMock()))
@@ -199,7 +198,7 @@ def test_member_gets_the_group_from_another_member_when_the_coordinator_withhold
 
     class Withholding(AlteredMember):
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-            reply = driver._reports.reply
+            reply = driver.reports.reply
 
             def keep_back(peer: str, answer: ReadyReply) -> None:
                 others = [each for each in driver.setup.roster if each != context.network.peer_id]
@@ -208,7 +207,7 @@ def test_member_gets_the_group_from_another_member_when_the_coordinator_withhold
                     return
                 reply(peer, answer)
 
-            driver._reports.reply = keep_back  # type: ignore[method-assign]
+            driver.reports.reply = keep_back  # type: ignore[method-assign]
             return await super()._drive(driver, context)
 
     async def main() -> None:

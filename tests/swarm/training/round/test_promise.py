@@ -44,6 +44,9 @@ def test_promise_file_returns_the_promise_that_was_written_last(tmp_path: Path) 
     later = Promise(report=ready(4), first_attempt=4)
     file.write(later)
     assert file.read() == later
+    assert file.has(replace(later, report=replace(later.report, accused=(ME,))))
+    assert not file.has(PROMISE)
+    assert not file.has(replace(later, own_prepare_vote=OWN_PREPARE_VOTE))
     assert [path.name for path in (tmp_path / "votes").iterdir()] == ["promise.bin"], (
         "the parts of a vote must be deleted with it"
     )

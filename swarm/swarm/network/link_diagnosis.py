@@ -96,17 +96,15 @@ def slow_links(rates: Mapping[str, Mapping[str, float]]) -> tuple[SlowLink, ...]
     least = usual + max(math.log(MIN_SLOWDOWN), NUM_DEVIATIONS * max(sigma, MIN_SIGMA))
     limit = max(least, -math.log(FAST_BYTES_PER_S))
     slow = {cell for cell, each in time_of.items() if each > limit}
-    found: list[SlowLink] = []
-    explained: set[tuple[str, str]] = set()
-    for place in (0, 1):
+    found, explained = list[SlowLink](), set[tuple[str, str]]()
+    ends: tuple[SlowKind, SlowKind] = ("sender", "receiver")
+    for place, end in enumerate(ends):
         for peer in peers:
-            cells = [cell for cell in time_of if cell[place] == peer]
-            slow_cells = slow.intersection(cells)
-            if len(cells) >= MIN_MEMBERS - 1 and len(slow_cells) >= ALL_OF_THEM * len(cells):
-                explained |= slow_cells
-                slowdown = math.exp(statistics.median(time_of[cell] for cell in cells) - usual)
-                ends = {"sender": peer} if place == 0 else {"receiver": peer}
-                found.append(SlowLink(kind="sender" if place == 0 else "receiver", **ends, slowdown=slowdown))
+            line = {cell for cell in time_of if cell[place] == peer}
+            if len(line) >= MIN_MEMBERS - 1 and len(line & slow) >= ALL_OF_THEM * len(line):
+                explained |= line
+                slowdown = math.exp(statistics.median(time_of[cell] for cell in line) - usual)
+                found.append(SlowLink(kind=end, **{end: peer}, slowdown=slowdown))
     for sender, receiver in sorted(slow - explained):
         slowdown = math.exp(time_of[sender, receiver] - usual)
         found.append(SlowLink(kind="link", sender=sender, receiver=receiver, slowdown=slowdown))

@@ -4,7 +4,7 @@ steps into views."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -28,6 +28,7 @@ MAX_BANS = 100
 PHASES = ("interval", "group", "reduce", "commit", "apply")
 
 Names = Mapping[str, str]
+NameOf = Callable[[str], str]
 NO_NAMES: Names = {}
 Trainers = Mapping[str, TrainerRecord]
 
@@ -88,17 +89,17 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
     config, newest = facts.file.config if facts.file else None, facts.newest
     shortage = shortage_of(config, outer_step, facts.roster, members) if config else None
     state = _state(facts, members, outer_step, is_short=shortage is not None)
-    words = _waits(shortage, names) if shortage and state == "waiting" else _words(facts, state, members, outer_step)
-    if facts.other_history is not None:
-        other = facts.other_history.words(lambda peer_id: names.get(peer_id) or short_id(peer_id))
-        words += f" But {other}; {facts.other_history.remedy}."
+
+    def name_of(peer_id: str) -> str:
+        return names.get(peer_id) or short_id(peer_id)
+
     losses = tuple(step.loss for step in facts.steps[-MAX_LOSSES:])
     return RunView(
         run=shown(facts.run),
         name=shown(config.name) if config else None,
         signed_by=facts.file.peer_id if facts.file else None,
         state=state,
-        words=words,
+        words=_words(facts, state, members, outer_step, shortage, name_of) + _apart(facts.other_history, name_of),
         outer_step=outer_step,
         outer_steps=config.outer_steps if config else None,
         loss=losses[-1] if losses else None,
@@ -115,9 +116,7 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         num_trainers=newest.num_trainers if newest else None,
         entrance=_entrance(config) if config else None,
         needs_invitation=config is not None and config.entrance.required,
-        slow_links=tuple(
-            each.words({peer: names.get(peer, short_id(peer)) for peer in each.peers}) for each in facts.slow_links
-        ),
+        slow_links=tuple(each.words(name_of) for each in facts.slow_links),
     )
 
 
@@ -282,7 +281,9 @@ def _state(
     return "waiting" if is_short or not states["training"] else "training"
 
 
-def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> str:
+def _words(
+    facts: RunFacts, state: str, members: Trainers, outer_step: int, shortage: Shortage | None, name_of: NameOf
+) -> str:
     of = f" of {facts.file.config.outer_steps:,}" if facts.file else ""
     if facts.end is not None:
         seen = f"; this dashboard has seen the proof of step {facts.steps[-1].outer_step}" if facts.steps else ""
@@ -292,16 +293,17 @@ def _words(facts: RunFacts, state: str, members: Trainers, outer_step: int) -> s
         return f"Finished: outer step {outer_step:,}{of} is committed."
     if state == "gone":
         return f"Nobody trains this run any more. Its last outer step is {outer_step:,}{of}."
+    if state == "waiting" and shortage is not None:
+        remedy = f" {shortage.remedy[0].upper()}{shortage.remedy[1:]}." if shortage.remedy else ""
+        return f"Waiting: {shortage.words(name_of)}.{remedy}"
     if state == "waiting":
         return f"Waiting: no member is ready for a step, {plural(len(members), 'member')} joining."
     done = f"outer step {outer_step:,}{of} is committed" if outer_step else "no outer step is committed yet"
     return f"Training: {done}, {plural(len(members), 'member')}."
 
 
-def _waits(shortage: Shortage, names: Names) -> str:
-    words = shortage.words(lambda peer_id: names.get(peer_id) or short_id(peer_id))
-    remedy = f" {shortage.remedy[0].upper()}{shortage.remedy[1:]}." if shortage.remedy else ""
-    return f"Waiting: {words}.{remedy}"
+def _apart(other: OtherHistory | None, name_of: NameOf) -> str:
+    return f" But {other.words(name_of)}; {other.remedy}." if other is not None else ""
 
 
 def _entrance(config: RunConfig) -> str:

@@ -36,6 +36,7 @@ from swarm.training.state.replica_state import ReplicaState
 from swarm.training.state.state_download import ChunkFolder
 from swarm_protocol.control_messages import MAX_CONVICTED_LINES, TrainingStatus
 from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.identity import short_id
 from torch import Tensor
 
 from swarm_node.events.tensorboard_files import recorded
@@ -43,7 +44,7 @@ from swarm_node.formatting import rate
 from swarm_node.metrics.readings import TrainerMetrics, read_trainer
 from swarm_node.node import Node
 from swarm_node.roles.sources import checkpoint_source
-from swarm_node.roles.training_words import awaited, ban_words, beside, slow_words, standing_in, trouble, when_late
+from swarm_node.roles.training_words import awaited, ban_words, beside, standing_in, trouble, when_late
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import EVIDENCE, explained
 
@@ -203,7 +204,7 @@ class RunTraining:
             self._links.update({peer: record.report for peer, record in records.items() if record.report is not None})
             slow = {(each.kind, *each.peers): each for each in self._links.named}
             for key in slow.keys() - told:
-                self._emit("slow_link", words=slow_words(slow[key]), **asdict(slow[key]))
+                self._emit("slow_link", words=slow[key].words(short_id), **asdict(slow[key]))
             told = set(slow)
 
     def _tell(self, event: events.TrainingEvent) -> None:
@@ -295,8 +296,8 @@ class RunTraining:
 
     def _with_waiting(self, training: TrainingStatus) -> TrainingStatus:
         bans = self._trainer.bans[-MAX_CONVICTED_LINES:] if self._trainer else ()
-        slow, convicted = tuple(map(slow_words, self._links.named)), tuple(map(ban_words, bans))
-        training = replace(training, slow_links=slow, convicted=convicted, **self._standing)
+        slow = tuple(each.words(short_id) for each in self._links.named)
+        training = replace(training, slow_links=slow, convicted=tuple(map(ban_words, bans)), **self._standing)
         waiting = self._trainer.waiting if self._trainer else None
         if waiting is None:
             return training

@@ -5,7 +5,6 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
-from swarm.network.link_diagnosis import SlowLink
 from swarm.training.evidence.bans import Ban, how_long
 from swarm.training.run.layout import fragment_of
 from swarm.training.trainer_events import (
@@ -88,10 +87,6 @@ def when_late(late_s: float | None) -> str:
     if late == "0.0":
         return "was ready just as the round's group was formed without it"
     return f"came {late} s after the round's group was formed"
-
-
-def slow_words(slow: SlowLink) -> str:
-    return slow.words({peer: short_id(peer) for peer in slow.peers})
 
 
 def ban_words(ban: Ban) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -63,16 +63,16 @@ class SlowLink:
     receiver: str = ""
     slowdown: float
 
-    def words(self, names: Mapping[str, str]) -> str:
-        """Describe the finding in one line. `names` has a name for each of `peers`."""
+    def words(self, name_of: Callable[[str], str]) -> str:
+        """Describe the finding in one line. `name_of` returns a peer's name."""
         times = f"{self.slowdown:.1f} times"
         match self.kind:
             case "sender":
-                return f"{names[self.sender]} sends {times} slower than usual in this run"
+                return f"{name_of(self.sender)} sends {times} slower than usual in this run"
             case "receiver":
-                return f"{names[self.receiver]} receives {times} slower than usual in this run"
+                return f"{name_of(self.receiver)} receives {times} slower than usual in this run"
             case "link":
-                return f"{names[self.sender]} sends {times} slower than usual to {names[self.receiver]} in this run"
+                return f"{name_of(self.sender)} sends {times} slower than usual to {name_of(self.receiver)} in this run"
 
     @property
     def peers(self) -> tuple[str, ...]:

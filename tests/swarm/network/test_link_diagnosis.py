@@ -138,7 +138,7 @@ def test_watch_names_what_lasts_forgets_what_is_over_and_follows_most_members() 
         report(step, _rates(5, rng))  # the same step again
     assert _named(watch.named) == [("sender", _peer("m1"), "")]
     (slow,) = watch.named
-    assert slow.words({_peer("m1"): "attic"}).startswith("attic sends ")
+    assert slow.words({_peer("m1"): "attic"}.__getitem__).startswith("attic sends ")
     liar = RoundReport(outer_step=2**40, bytes_sent=0)
     watch.update({_peer("m0"): liar, **{_peer(f"m{n}"): RoundReport(outer_step=4, bytes_sent=0) for n in (1, 2, 3)}})
     assert _named(watch.named) == [("sender", _peer("m1"), "")]

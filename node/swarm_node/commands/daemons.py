@@ -66,8 +66,8 @@ def join(flags: Flags) -> int:
         let_threads_sleep()
         say_lookup(config.model, emitter)
     idle = "helper:StandbyRole" if config.take == "nothing" else "helper:HelperRole"
-    role = "volunteer:VolunteerRole" if config.run or config.model else idle
-    is_slow = bool(config.run or config.model) or (config.take != "nothing" and config.probe != "off")
+    role = idle if _is_free(config) else "volunteer:VolunteerRole"
+    is_slow = not _is_free(config) or (config.take != "nothing" and config.probe != "off")
     return live(flags, config, f"swarm_node.roles.{role}", joins=True, is_slow=is_slow)
 
 
@@ -101,13 +101,14 @@ def _within_rights(config: Config) -> Config:
     """
     if config.invite is None:
         return config
-    if config.model or config.then_serve or ("take" in config.origins and config.take == "models"):
+    given = config.take if "take" in config.origins else ""
+    if config.model or config.then_serve or given == "models":
         check_right(config, "serve", "serve a model")
-    if config.run or ("take" in config.origins and config.take == "runs"):
+    if config.run or given == "runs":
         check_right(config, "train", "train a run")
-    rights = set(config.invite.terms.rights)
-    kinds = [kind for kind, right in (("models", "serve"), ("runs", "train")) if right in rights]
-    if config.run or config.model or config.take != "any" or len(kinds) == 2:
+    rights = {"serve": "models", "train": "runs"}
+    kinds = [kind for right, kind in rights.items() if right in config.invite.terms.rights]
+    if not _is_free(config) or config.take != "any" or len(kinds) == len(rights):
         return config
     origins = {**config.origins, "take": "the rights of this node's invitation"}
     return config.model_copy(update={"take": kinds[0] if kinds else "nothing", "origins": origins})
@@ -115,21 +116,7 @@ def _within_rights(config: Config) -> Config:
 
 def _check_work(config: Config) -> None:
     """Refuse settings that contradict each other or name missing files, before slow imports. Raises ConfigError."""
-    if config.run and config.model:
-        raise UsageError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
-    if config.then_serve and not config.run:
-        raise UsageError("--then-serve needs --run", remedy="to serve an existing model, give --model DIR")
-    is_free = not (config.run or config.model)
-    if "take" in config.origins and not is_free:
-        raise UsageError("--take cannot be combined with --run or --model", remedy="leave out --take")
-    may_serve, may_train = is_free and config.take in {"any", "models"}, is_free and config.take in {"any", "runs"}
-    if not (config.model or config.then_serve):
-        # a node that takes what the network needs chooses blocks and dtype itself
-        names = ("dtype", "blocks") if may_serve else SERVING
-        remedy = "give --model DIR, or --run RUN with --then-serve"
-        _refuse_without_effect(config, names, "there is nothing to serve", remedy)
-    if not (config.run or may_train):
-        _refuse_without_effect(config, TRAINING, "there is nothing to train", "also give --run RUN")
+    _check_combined(config)
     if isinstance(config.run, Path) and not config.run.is_file():
         found = "is a directory, not a run file" if config.run.is_dir() else "does not exist"
         raise ConfigError(
@@ -140,6 +127,29 @@ def _check_work(config: Config) -> None:
     check_model_directories(config)
     if config.max_memory:
         _check_memory(config)
+
+
+def _is_free(config: Config) -> bool:
+    """Return whether the node takes what the network needs, as it was given no work."""
+    return not (config.run or config.model)
+
+
+def _check_combined(config: Config) -> None:
+    """Refuse settings that contradict each other, or have no effect beside the others. Raises UsageError."""
+    if config.run and config.model:
+        raise UsageError("a node either trains or serves", remedy="give --run or --model; --then-serve does both")
+    if config.then_serve and not config.run:
+        raise UsageError("--then-serve needs --run", remedy="to serve an existing model, give --model DIR")
+    if "take" in config.origins and not _is_free(config):
+        raise UsageError("--take cannot be combined with --run or --model", remedy="leave out --take")
+    takes = config.take if _is_free(config) else "nothing"
+    if not (config.model or config.then_serve):
+        # a node that takes what the network needs chooses blocks and dtype itself
+        names = ("dtype", "blocks") if takes in {"any", "models"} else SERVING
+        remedy = "give --model DIR, or --run RUN with --then-serve"
+        _refuse_without_effect(config, names, "there is nothing to serve", remedy)
+    if not config.run and takes not in {"any", "runs"}:
+        _refuse_without_effect(config, TRAINING, "there is nothing to train", "also give --run RUN")
 
 
 def _refuse_without_effect(config: Config, names: Iterable[str], reason: str, remedy: str) -> None:

@@ -35,24 +35,33 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
     if unpinned or run.trains_module:
         return {("data", key): "" for key in ("digest", "revision", "tokenizer_revision")}
     commits = hub_pins(run.data)
+    if missing := _lacking(run, config, pin=pin):
+        if run.data.digest:
+            _tell_kept(run, emitter, f"sign with {' and '.join(missing)} to pin it")
+            return commits
+        if _lacks_start(run, config):
+            missing.append("--start DIR")
+        raise ConfigError(
+            f"the data ({described_data(run)}) is not pinned: members could train on different data",
+            remedy=f"sign with {' and '.join(missing)} to pin it, or with --unpinned if that is what you want",
+        )
+    is_read = pin or run.data.source != "hub"
+    digest = _read_digest(run, config, commits, emitter) if is_read else _kept_digest(run, commits, emitter)
+    return {**commits, ("data", "digest"): digest}
+
+
+def _lacking(run: RunConfig, config: Config, *, pin: bool) -> list[str]:
+    """Return the options without which the run's data cannot be read here."""
     lacking = {
         "--data PATH": run.data.source == "files" and config.data is None,
         "--tokenizer PATH": run.data.tokenizer == "local" and config.tokenizer is None,
         "--pin": run.data.source == "hub" and run.data.tokenizer == "local" and not pin,
     }
-    if missing := [option for option, lacks in lacking.items() if lacks]:
-        if not run.data.digest and _lacks_start(run, config):
-            missing.append("--start DIR")
-        remedy = f"sign with {' and '.join(missing)} to pin it"
-        if not run.data.digest:
-            raise ConfigError(
-                f"the data ({described_data(run)}) is not pinned: members could train on different data",
-                remedy=f"{remedy}, or with --unpinned if that is what you want",
-            )
-        _tell_kept(run, emitter, remedy)
-        return commits
-    if run.data.source == "hub" and not pin:
-        return {**commits, ("data", "digest"): _kept_digest(run, commits, emitter)}
+    return [option for option, lacks in lacking.items() if lacks]
+
+
+def _read_digest(run: RunConfig, config: Config, commits: PinnedValues, emitter: Emitter) -> str:
+    """Return the digest of the run's tokens, which are made from its data now."""
     local = LocalData(
         path=config.data,
         tokenizer=config.tokenizer,
@@ -68,8 +77,7 @@ def data_pins(run: RunConfig, config: Config, emitter: Emitter, *, pin: bool, un
         revision=commits.get(("data", "revision"), ""),
         tokenizer_revision=commits.get(("data", "tokenizer_revision"), ""),
     )
-    digest = load_corpus(data, seed=run.seed, vocab_size=vocab_size, local=local).digest
-    return {**commits, ("data", "digest"): digest}
+    return load_corpus(data, seed=run.seed, vocab_size=vocab_size, local=local).digest
 
 
 def hub_pins(data: DataConfig) -> PinnedValues:

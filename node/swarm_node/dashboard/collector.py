@@ -20,6 +20,7 @@ from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.records import NodeRecord
 
 from swarm_node.dashboard.checkpoints import Checkpoints
 from swarm_node.dashboard.history.history import DashboardHistory
@@ -75,6 +76,44 @@ GONE_S = DAY_S
 logger = logging.getLogger(__name__)
 
 
+class ListedNodes:
+    """The nodes of the newest snapshot, and those that have gone since. `views` has a view of each, by peer id."""
+
+    def __init__(self) -> None:
+        self.views: dict[str, NodeView] = {}
+        self._own_names: dict[str, str] = {}  # names in records, by peer id
+        self._at = 0.0
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {peer_id: node.name for peer_id, node in self.views.items()}
+
+    def unique_names(self, records: Mapping[str, NodeRecord]) -> dict[str, str]:
+        """Return the displayed names of the nodes that are listed or have a record. A node that came back with another
+        key has its earlier name."""
+        self._own_names |= {peer_id: record.name for peer_id, record in records.items()}
+        return unique_names(self._own_names)
+
+    def take(self, nodes: Mapping[str, NodeView], at: float, names: Mapping[str, str]) -> None:
+        """List the `nodes` of a snapshot, and keep listing those that have gone."""
+        gone = [
+            view.model_copy(
+                update={
+                    "state": "gone",
+                    "from_here": None,
+                    "age_s": max(0.0, view.age_s + at - self._at),
+                    "name": names[peer_id],
+                }
+            )
+            for peer_id, view in self.views.items()
+            if peer_id not in nodes
+        ]
+        gone = sorted((view for view in gone if view.age_s < GONE_S), key=lambda view: view.age_s)[:MAX_GONE]
+        listed = sorted((*nodes.values(), *gone), key=lambda node: (node.name, node.peer_id))
+        self.views, self._at = {node.peer_id: node for node in listed}, at
+        self._own_names = {peer_id: self._own_names[peer_id] for peer_id in self.views}
+
+
 class Collector:
     """Implements `views.ViewSource` while `run_forever` runs.
 
@@ -94,7 +133,6 @@ class Collector:
         peer_paths: Callable[[], Mapping[str, PeerPath]] = dict,
     ) -> None:
         self._convictions = ServerConvictions(network, membership)
-        self._convicted: dict[str, str] = {}  # why servers are convicted, by peer id
         self._poller = NetworkPoller(network, membership, peer_paths)
         self._manifests = ManifestBook(network)
         self._history = history
@@ -103,15 +141,13 @@ class Collector:
         self._changes = ChangeLog()
         self._found_early: set[str] = set()  # nodes that joined while others were still being found
         self._changed = asyncio.Event()
-        self._gone: dict[str, tuple[NodeView, float]] = {}  # with the Unix time of its last record
         self._turnover: Turnover | None = None
         self._recent_changes: tuple[ChangeEvent, ...] = ()
         self._recalling: asyncio.Task[None] | None = None
         self._snapshot = NetworkSnapshot(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
         self._builder = ViewBuilder(network.network_id, peers)
         self._views = self._builder.build(self._snapshot, (), {})
-        self._nodes: dict[str, NodeView] = {}
-        self._own_names: dict[str, str] = {}  # names in records, by peer id
+        self._nodes = ListedNodes()
         self._overview = self._views.overview
         self._publish("the network's records have not been read yet")
 
@@ -138,16 +174,12 @@ class Collector:
             self._publish("the dashboard failed to read the network's records; its log says why")
 
     async def _take(self, snapshot: NetworkSnapshot, problems: tuple[str, ...], tasks: asyncio.TaskGroup) -> None:
-        # includes nodes that are gone: a node that came back with another key has its earlier name
-        self._own_names |= {peer_id: record.name for peer_id, record in snapshot.nodes.records.items()}
-        names = unique_names(self._own_names)
+        names = self._nodes.unique_names(snapshot.nodes.records)
         self._runs.take(tasks, snapshot.runs, names, snapshot.at)
         facts = tuple(run.facts for run in self._runs.runs.values())
-        publishers = await self._publishers(snapshot)
-        self._convicted = await self._learn_convicted(snapshot)
+        publishers = await self._learn(snapshot)
         views = await asyncio.to_thread(self._builder.build, snapshot, facts, names, publishers, self._convicted)
-        self._keep_gone(views, snapshot.at, names)
-        self._own_names = {peer_id: self._own_names[peer_id] for peer_id in self._nodes}
+        self._nodes.take(views.nodes, snapshot.at, names)
         self._snapshot, self._views = snapshot, views
         self._record(views, snapshot.at)
         if self._recalling is None or self._recalling.done():
@@ -156,45 +188,26 @@ class Collector:
             logger.warning("some of the dashboard's figures are old: %s", problem)
         self._publish("; ".join(map(shown, problems)))
 
-    async def _publishers(self, snapshot: NetworkSnapshot) -> dict[bytes, str]:
-        """Return the publishers of known manifests by manifest digest, and ask servers for the others."""
+    async def _learn(self, snapshot: NetworkSnapshot) -> dict[bytes, str]:
+        """Ask servers for manifests that are not known, and for evidence, which is checked here. Return the publishers
+        by manifest digest."""
         for name, listed in snapshot.models.items():
             await self._manifests.learn(name, listed.records, within_s=0.0)
+            if any(record.manifest for record in listed.records.values()):
+                await self._convictions.learn(name, listed.records)
         digests = {record.manifest for listed in snapshot.models.values() for record in listed.records.values()}
         found = {digest: self._manifests.known(digest) for digest in digests}
         return {digest: published.publisher for digest, published in found.items() if published is not None}
 
-    async def _learn_convicted(self, snapshot: NetworkSnapshot) -> dict[str, str]:
-        """Return why servers are convicted, by peer id. Evidence is fetched from servers of published models and
-        checked here."""
-        for name, listed in snapshot.models.items():
-            if any(record.manifest for record in listed.records.values()):
-                await self._convictions.learn(name, listed.records)
+    @property
+    def _convicted(self) -> dict[str, str]:
+        """Why servers are convicted, by peer id."""
         return {ban.verdict.peer_id: shown(ban.verdict.reason) for ban in self._convictions.bans}
 
     async def close(self) -> None:
         """End background work other than the polls."""
         await self._convictions.close()
         await self._manifests.close()
-
-    def _keep_gone(self, views: SnapshotViews, at: float, names: Mapping[str, str]) -> None:
-        """Keep listing nodes that have gone."""
-        for peer_id in self._views.nodes.keys() - views.nodes.keys():
-            view = self._views.nodes[peer_id].model_copy(update={"state": "gone", "from_here": None})
-            self._gone[peer_id] = view, self._snapshot.at - view.age_s
-        self._gone = {
-            peer_id: (view, heard_at)
-            for peer_id, (view, heard_at) in self._gone.items()
-            if peer_id not in views.nodes and at - heard_at < GONE_S
-        }
-        while len(self._gone) > MAX_GONE:
-            del self._gone[next(iter(self._gone))]
-        gone = (
-            view.model_copy(update={"age_s": max(0.0, at - heard_at), "name": names[peer_id]})
-            for peer_id, (view, heard_at) in self._gone.items()
-        )
-        listed = sorted((*views.nodes.values(), *gone), key=lambda node: (node.name, node.peer_id))
-        self._nodes = {node.peer_id: node for node in listed}
 
     def _record(self, views: SnapshotViews, at: float) -> None:
         self._history.record_samples(series_samples(views), at)
@@ -241,7 +254,7 @@ class Collector:
         return self._views.models.get(name)
 
     def nodes(self) -> tuple[NodeView, ...]:
-        return tuple(self._nodes.values())
+        return tuple(self._nodes.views.values())
 
     async def run(self, run_id: str) -> RunDetail | None:
         view, followed = self._views.runs.get(run_id), self._runs.runs.get(run_id)
@@ -265,13 +278,13 @@ class Collector:
             num_parameters=num_parameters(facts.trainers.records),
             steps=steps,
             refusals=refusals[:MAX_REFUSALS],
-            contributors=contributors(facts, totals, self._names(), since, self._snapshot.at),
-            bans=ban_views(followed.bans, self._names()) if followed is not None else (),
+            contributors=contributors(facts, totals, self._nodes.names, since, self._snapshot.at),
+            bans=ban_views(followed.bans, self._nodes.names) if followed is not None else (),
             checkpoint=() if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.files, run_id),
         )
 
     async def node(self, peer_id: str) -> NodeDetail | None:
-        view = self._nodes.get(peer_id)
+        view = self._nodes.views.get(peer_id)
         if view is None:
             return None
         presence = await self._history.presence(peer_id)
@@ -285,7 +298,7 @@ class Collector:
             serving=tuple(
                 current_view(
                     server_view(peer_id, listed.records[peer_id]),
-                    self._names(),
+                    self._nodes.names,
                     listed.age_s(peer_id),
                     self._convicted.get(peer_id),
                 )
@@ -302,7 +315,7 @@ class Collector:
         await self._changed.wait()
 
     async def _training(self, peer_id: str) -> tuple[ContributorView, ...]:
-        name, at = self._names().get(peer_id), self._snapshot.at
+        name, at = self._nodes.names.get(peer_id), self._snapshot.at
         found = []
         for run in tuple(self._runs.runs.values()):
             if (record := run.trainers.records.get(peer_id)) is not None:
@@ -310,9 +323,6 @@ class Collector:
                 total = next((each for each in totals if each.peer_id == peer_id), None)
                 found.append(contributor_view(peer_id, run.run_id, record, total, name=name, since=run.since, at=at))
         return tuple(found)
-
-    def _names(self) -> dict[str, str]:
-        return {peer_id: node.name for peer_id, node in self._nodes.items()}
 
 
 def _counts(turnover: Turnover | None, at: float) -> dict[str, float | None]:

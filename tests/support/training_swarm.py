@@ -186,8 +186,8 @@ class AlteredMember(RunMember):
     async def _drive(self, driver: RoundDriver, _context: RunContext) -> bytes:
         return await self._drives(driver, self._interval_s)
 
-    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> None:
-        await self._takes(intervals, background)
+    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> bool:
+        return await self._takes(intervals, background)
 
 
 @dataclass(eq=False)

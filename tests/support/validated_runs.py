@@ -127,10 +127,10 @@ STATES: dict[bytes, ReplicaState] = {}
 class Keeping(AlteredMember):
     """Keeps all states that it had, by digest, in STATES."""
 
-    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> None:
+    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> bool:
         assert self.replica is not None
         STATES[self.replica.digest] = self.replica.current
-        await super()._take_step(intervals, background)
+        return await super()._take_step(intervals, background)
 
 
 KINDS: dict[str, type[RunMember]] = {HONEST[0]: Keeping, HONEST[-1]: LateVoter}

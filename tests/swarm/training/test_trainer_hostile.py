@@ -152,7 +152,7 @@ class Quitter(AlteredMember):
         self.context, self.left = await super()._open_context(), set()
         return self.context
 
-    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> None:
+    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> bool:
         assert self._steps is not None
         service = self._steps.service
         set_driver = service.set_driver
@@ -166,7 +166,7 @@ class Quitter(AlteredMember):
 
         service.set_driver = listen  # type: ignore[method-assign]
         try:
-            await super()._take_step(intervals, background)
+            return await super()._take_step(intervals, background)
         finally:
             service.set_driver = set_driver  # type: ignore[method-assign]
 

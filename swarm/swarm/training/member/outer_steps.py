@@ -88,7 +88,6 @@ class OuterSteps:
         self._watch = MembersWatch(membership, random.Random(context.network.peer_id), self._tell_others)
         self._promise: Promise | None = None
         self._accused: dict[str, str] = {}
-        self._has_gone = False
         self._num_idle = 0
 
     @property
@@ -120,7 +119,8 @@ class OuterSteps:
         )
         intervals.begin()
         while replica.outer_step < replica.config.outer_steps and not (self.is_stopping and self._has_left()):
-            await self._take_step(intervals, background)
+            if await self._take_step(intervals, background):
+                break
         intervals.end()
         if replica.outer_step < replica.config.outer_steps:
             self.service.close()  # others must not wait for this member to coordinate a later attempt
@@ -162,8 +162,9 @@ class OuterSteps:
             )
         return reached
 
-    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> None:
-        """Go from one committed state to the next one, while the intervals run."""
+    async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> bool:
+        """Go from one committed state to the next one, while the intervals run. Return whether this member has left
+        instead."""
         context = self.context
         for peer in await self.convictions.lapse():
             self._accused.pop(peer, None)
@@ -173,8 +174,7 @@ class OuterSteps:
         driver = self._driver_of(setup, intervals, background, started)
         certificate = await self._drive(driver, intervals.interval_s)
         if not certificate:
-            self._has_gone = True
-            return
+            return True
         proof = await context.check(certificate)
         if (late := contribution_late(context, setup, driver.state.mine, proof, driver.waits_s)) is not None:
             self._reports.late(late)
@@ -184,22 +184,24 @@ class OuterSteps:
         await settle(context, setup, reached.proof if reached else None)
         await context.failpoints.reached("round.applied")
         driver.log.enter(None, asyncio.get_running_loop().time())
-        if reached is not None:
-            origin = reached.proof.origin
-            if start is not None and (origin.state_digest, bool(origin.num_tokens)) == (before, True):
-                self._audits.keep_step(reached.proof, start, driver.reductions.drawn)
-            self._effects.measure_soon(begins_at, driver.reductions.measurable, background)
-            driver.reductions.measurable = None  # takes 4 bytes per value, and only garbage collection frees the driver
-            if reached.fetched is None:
-                self._report_step(driver, reached.proof, intervals.latest, started)
-            self._reports.scores(context.replica)
-            if reached.proof.outer_step == setup.step and not self.is_stopping:
-                self._held_out.soon(reached.state, background)
-            intervals.adopted(fetched=reached.fetched is not None)
-            self._announce()
-            self._count_idle(reached.proof, setup.roster)
-        elif context.replica.digest != before:
-            intervals.adopted(fetched=True)  # it adopted a state part of the way
+        if reached is None:
+            if context.replica.digest != before:
+                intervals.adopted(fetched=True)  # it adopted a state part of the way
+            return False
+        origin = reached.proof.origin
+        if start is not None and origin.state_digest == before and origin.num_tokens:
+            self._audits.keep_step(reached.proof, start, driver.reductions.drawn)
+        self._effects.measure_soon(begins_at, driver.reductions.measurable, background)
+        driver.reductions.measurable = None  # takes 4 bytes per value, and only garbage collection frees the driver
+        if reached.fetched is None:
+            self._report_step(driver, reached.proof, intervals.latest, started)
+        self._reports.scores(context.replica)
+        if reached.proof.outer_step == setup.step and not self.is_stopping:
+            self._held_out.soon(reached.state, background)
+        intervals.adopted(fetched=reached.fetched is not None)
+        self._announce()
+        self._count_idle(reached.proof, setup.roster)
+        return False
 
     def _driver_of(
         self, setup: RoundSetup, intervals: IntervalLoop, background: asyncio.TaskGroup, began_at: float
@@ -259,8 +261,6 @@ class OuterSteps:
 
     def _has_left(self) -> bool:
         """Return whether the other members go on without this one."""
-        if self._has_gone:
-            return True
         replica = self.context.replica
         me, proof = self.context.network.peer_id, replica.proof
         left = any(member.peer_id == me and member.leaving for member in proof.origin.members) if proof else False

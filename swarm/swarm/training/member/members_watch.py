@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from swarm_protocol.errors import PeerError
 
@@ -62,9 +62,8 @@ class MembersWatch:
         self._list_at_s = 0.0
 
     async def run(self, driver: RoundDriver, context: RunContext, interval_s: float) -> None:
-        """Ask other members of the run where they are: one that seems to be further, and others drawn by chance. While
-        a first group forms, ask many. `interval_s` is the length of this member's intervals. Runs until
-        cancelled."""
+        """Ask other members of the run where they are. `interval_s` is the length of this member's intervals. Runs
+        until cancelled."""
         roster, now = driver.setup.roster, asyncio.get_running_loop().time
         began_s = now()
         while True:
@@ -74,12 +73,8 @@ class MembersWatch:
                 await self._list(context, trains_s)
             claims = dict.fromkeys(driver.known, 0) | self._claims
             free = claims.keys() - driver.queries.looking_at  # those asked may stay silent
-            peers = whom_to_ask(free, roster, self._chance)
-            if roster:
-                further = [peer for peer in free if claims[peer] > context.replica.outer_step]
-                seem_further = whom_to_ask(further, roster, self._chance)[:1]
-                peers = list(dict.fromkeys((*seem_further, *self._chance.sample(peers, len(peers)))))[:NUM_WATCHED]
-            for peer in peers:
+            further = [peer for peer in free if claims[peer] > context.replica.outer_step]
+            for peer in self._drawn(free, further, roster):
                 driver.queries.look_at(peer)
             if context.replica.is_new:
                 proof = await furthest(context, claims)
@@ -90,6 +85,15 @@ class MembersWatch:
             # a member that waits has nothing else to do, and may wait because it missed something
             pause_s = WATCH_S if driver.waiting and not driver.role.is_led else watch_s(trains_s)
             await asyncio.sleep(pause_s if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
+
+    def _drawn(self, free: Collection[str], further: Collection[str], roster: Sequence[str]) -> Sequence[str]:
+        """Return whom of the peers in `free` to ask: one that seems to be `further`, and others drawn by chance. While
+        a first group forms, there is no roster yet, and these are many."""
+        peers = whom_to_ask(free, roster, self._chance)
+        if not roster:
+            return peers
+        seem_further = whom_to_ask(further, roster, self._chance)[:1]
+        return list(dict.fromkeys((*seem_further, *self._chance.sample(peers, len(peers)))))[:NUM_WATCHED]
 
     async def _list(self, context: RunContext, interval_s: float) -> None:
         """Read the records of other members; if that fails, read them again soon."""

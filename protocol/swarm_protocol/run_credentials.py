@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -268,6 +268,10 @@ def grant_of(credential: RunCredential) -> Grant:
         max_uses=terms.max_uses,
         expires_at=envelope.expires_at,
     )
+
+
+def any_expires_by(at: float, credentials: Iterable[RunCredential]) -> bool:
+    return any(grant_of(each).expires_at <= at for each in credentials)
 
 
 def check_credential(

@@ -17,7 +17,7 @@ from swarm_protocol.commit_messages import Abort, VoteReply
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import StandingRequest
-from swarm_protocol.run_credentials import RunCredential, grant_of
+from swarm_protocol.run_credentials import any_expires_by
 from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.training.allreduce.peer_connections import SILENT_S
@@ -188,7 +188,7 @@ class ReportCalls:
         try:
             while reply.kind == "pending":
                 at = context.network.now() + CREDENTIAL_MARGIN_S + POLL_S
-                if _any_expires_by(at, action.ready.credentials):
+                if any_expires_by(at, action.ready.credentials):
                     # the coordinator would refuse the report, and would look as if it were gone
                     self._feed(CredentialsExpired(attempt=action.ready.attempt, at=at))
                     return
@@ -260,7 +260,7 @@ class TakenReports:
         """Sign the group, and answer the reports of its members with it."""
         await self._context.failpoints.reached("round.sign")
         context, at = self._context, self._context.network.now()
-        if _any_expires_by(at, action.group.credentials):
+        if any_expires_by(at, action.group.credentials):
             # every member would refuse a group that is signed now
             self._feed(CredentialsExpired(attempt=action.group.attempt, at=at))
             return
@@ -347,10 +347,6 @@ async def announce(context: RunContext, abort: Abort, peers: Iterable[str]) -> N
     async with asyncio.TaskGroup() as tasks:
         for peer in peers:
             tasks.create_task(tell(peer))
-
-
-def _any_expires_by(at: float, credentials: Iterable[RunCredential]) -> bool:
-    return any(grant_of(each).expires_at <= at for each in credentials)
 
 
 async def overtaken(context: RunContext, peer: str, certificate: bytes) -> Proven | None:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from swarm_protocol.identity import short_id
-from swarm_protocol.run_credentials import RunCredential, grant_of
+from swarm_protocol.run_credentials import any_expires_by
 from swarm_protocol.training_messages import Ready, ReadyReply
 
 from swarm.training.round.group_members import (
@@ -174,39 +174,39 @@ def on_withheld(state: RoundState, now: float) -> Transition:
 
 def on_expired(state: RoundState, attempt: int, at: float, now: float) -> Transition:
     """Drop the credentials that expire by `at`, in Unix seconds. Members that show such a credential are told to report
-    again with what they have then. This member reports without it, and without a newcomer that may not enter then. If
-    it may have reported to this attempt already, it reports in a later one: two reports to one attempt would convict
-    it."""
+    again with what they have then. If this member does, and may have reported to this attempt already, it reports in a
+    later one: two reports to one attempt would convict it."""
     if state.phase not in {"forming", "signing"} or attempt != state.attempt:
         return state, []
-
-    def holds(credential: RunCredential) -> bool:
-        return grant_of(credential).expires_at > at
-
-    setup, mine = state.setup, state.mine
-    expired = [peer for peer, ready in state.reports.items() if not all(map(holds, ready.credentials))]
-    if setup.credential is not None and not holds(setup.credential):
-        setup = replace(setup, credential=None)
-    if mine is not None:
-        credentials = tuple(filter(holds, mine.credentials))
-        grants = grants_in(credentials)
-        # every member refuses a report with a newcomer that may not enter, and all work that comes with it
-        newcomers = tuple(peer for peer in mine.newcomers if not setup.standings.refuses(peer, grants.get(peer)))
-        mine = replace(mine, credentials=credentials, newcomers=newcomers)
+    expired = [peer for peer, ready in state.reports.items() if any_expires_by(at, ready.credentials)]
     kept = {peer: ready for peer, ready in state.reports.items() if peer not in expired}
-    is_own = (setup, mine) != (state.setup, state.mine)
-    was_signing = state.phase == "signing"
-    state = replace(state, setup=setup, mine=mine, reports=kept, phase="forming")
-    has_enough = len(_ready_members(state)) >= setup.succession.min_group
-    if was_signing and has_enough and not set(expired) & set(setup.roster):
+    own, was_signing = _without_expired(state, at), state.phase == "signing"
+    is_own = own != state
+    state = replace(own, reports=kept, phase="forming")
+    has_enough = len(_ready_members(state)) >= state.setup.succession.min_group
+    if was_signing and has_enough and not set(expired) & set(state.setup.roster):
         # the others have waited long enough: newcomers whose credentials expire one after the other must not restart
         # the grace
         state = replace(state, timers=Timers(grace_until=now))
-    if is_own and state.coordinator != setup.me:
+    if is_own and state.coordinator != state.setup.me:
         state, actions = give_up(state, OWN_EXPIRED, (), now)
     else:
         state, actions = advance(state, now)
     return state, [*(Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=EXPIRED)) for peer in expired), *actions]
+
+
+def _without_expired(state: RoundState, at: float) -> RoundState:
+    """Return `state` without this member's own credentials that expire by `at`. Its report is then without a
+    newcomer that may not enter: every member would refuse the report, and all work that comes with it."""
+    setup, mine = state.setup, state.mine
+    if setup.credential is not None and any_expires_by(at, [setup.credential]):
+        setup = replace(setup, credential=None)
+    if mine is not None:
+        credentials = tuple(each for each in mine.credentials if not any_expires_by(at, [each]))
+        grants = grants_in(credentials)
+        newcomers = tuple(peer for peer in mine.newcomers if not setup.standings.refuses(peer, grants.get(peer)))
+        mine = replace(mine, credentials=credentials, newcomers=newcomers)
+    return replace(state, setup=setup, mine=mine)
 
 
 def give_up_short(state: RoundState, now: float) -> Transition:

@@ -7,21 +7,26 @@ than the model has blocks: a cell then stands for several blocks and shows the w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from typing import TypeVar
 
 from rich.text import Text
 
 from swarm_node.dashboard.views import (
+    BanView,
+    ChangeEvent,
+    ContributorView,
     ModelDetail,
     ModelView,
     NodeDetail,
     NodeView,
     Overview,
+    RefusalView,
     RunDetail,
     RunView,
     ServerView,
+    StepView,
 )
 from swarm_node.formatting import (
     PAUSES,
@@ -131,22 +136,25 @@ def overview(view: Overview, width: int) -> Iterator[Text]:
     # above everything that grows, so that it is visible on any terminal; a long one is folded
     yield _title("JOIN WITH")
     yield Text(clean(view.join_command, 1000), overflow="fold")
-    yield _title("MODELS")
-    for model in view.models:
-        yield from _model_lines(model, width)
-    if not view.models:
-        yield Text("no model is served", "dim")
-    yield _title("RUNS")
-    for run in view.runs:
-        yield from _run_lines(run, width)
-    if not view.runs:
-        yield Text("no run is trained", "dim")
-    yield _title("NEWEST")
-    for happening in view.happenings:
-        head = f"{_clock(happening.at)} {happening.kind:<6}"
-        yield Text.assemble((head, "dim"), clean(happening.words, max(1, width - len(head))))
-    if not view.happenings:
-        yield Text("nothing has changed yet", "dim")
+    models = (line for model in view.models for line in _model_lines(model, width))
+    yield from _section("MODELS", models, empty="no model is served")
+    runs = (line for run in view.runs for line in _run_lines(run, width))
+    yield from _section("RUNS", runs, empty="no run is trained")
+    newest = (_happening_line(happening, width) for happening in view.happenings)
+    yield from _section("NEWEST", newest, empty="nothing has changed yet")
+
+
+def _section(title: str, lines: Iterable[Text], *, empty: str = "") -> Iterator[Text]:
+    """Yield a section. If it has no lines, it says what is `empty`, or is left out."""
+    found = list(lines) or ([Text(empty, "dim")] if empty else [])
+    if found:
+        yield _title(title)
+    yield from found
+
+
+def _happening_line(happening: ChangeEvent, width: int) -> Text:
+    head = f"{_clock(happening.at)} {happening.kind:<6}"
+    return Text.assemble((head, "dim"), clean(happening.words, max(1, width - len(head))))
 
 
 def _model_lines(model: ModelView, width: int) -> Iterator[Text]:
@@ -230,29 +238,33 @@ def run(view: RunDetail, width: int) -> Iterator[Text]:
     for line in shown.slow_links:
         yield Text(f"slow link: {clean(line, width)}", "yellow")
     yield _title("STEPS")
-    for step in reversed(view.steps[-8:]):
-        phases = ", ".join(f"{clean(name, 12)} {duration(took)}" for name, took in step.phases_s.items())
-        facts = f"step {step.outer_step}: loss {step.loss:.3f}, {plural(step.num_members, 'member')}, {phases}"
-        yield Text(facts.removesuffix(", "), overflow="fold")
+    yield from map(_step_line, reversed(view.steps[-8:]))
     yield _title("CONTRIBUTORS")
-    for each in view.contributors[:MAX_LINES]:
-        at_step = UNKNOWN if each.state == "gone" else each.outer_step
-        facts = f"step {at_step}, {count(each.tokens)} tokens seen, {rate(each.tokens_per_s)}"
-        if each.held_out_score is not None:
-            facts += f", held-out {each.held_out_score:+.3f} nats"
-        yield Text.assemble(state(each.state), _name(each.name), " ", facts)
+    yield from map(_contributor_line, view.contributors[:MAX_LINES])
     yield from _left_out(len(view.contributors), "contributors")
-    if view.bans:
-        yield _title("BANNED")
-    for ban in view.bans[:20]:
-        until = "for good" if ban.until is None else f"until step {ban.until}"
-        line = f"step {ban.outer_step}, {until}: {name_cell(ban.name, NAME_CELLS)}: {clean(ban.reason, width)}"
-        yield Text(line, "red")
-    if view.refusals:
-        yield _title("REFUSED OR COUNTED LESS")
-    for refusal in view.refusals[:20]:
-        line = f"step {refusal.outer_step}: {name_cell(refusal.name, NAME_CELLS)}: {clean(refusal.reason, width)}"
-        yield Text(line, "yellow")
+    yield from _section("BANNED", (_refusal_line(each, width) for each in view.bans[:20]))
+    yield from _section("REFUSED OR COUNTED LESS", (_refusal_line(each, width) for each in view.refusals[:20]))
+
+
+def _step_line(step: StepView) -> Text:
+    phases = ", ".join(f"{clean(name, 12)} {duration(took)}" for name, took in step.phases_s.items())
+    facts = f"step {step.outer_step}: loss {step.loss:.3f}, {plural(step.num_members, 'member')}, {phases}"
+    return Text(facts.removesuffix(", "), overflow="fold")
+
+
+def _contributor_line(member: ContributorView) -> Text:
+    at_step = UNKNOWN if member.state == "gone" else member.outer_step
+    score = "" if member.held_out_score is None else f", held-out {member.held_out_score:+.3f} nats"
+    facts = f"step {at_step}, {count(member.tokens)} tokens seen, {rate(member.tokens_per_s)}{score}"
+    return Text.assemble(state(member.state), _name(member.name), " ", facts)
+
+
+def _refusal_line(refused: BanView | RefusalView, width: int) -> Text:
+    when, style = f"step {refused.outer_step}", "yellow"
+    if isinstance(refused, BanView):
+        when += ", for good" if refused.until is None else f", until step {refused.until}"
+        style = "red"
+    return Text(f"{when}: {name_cell(refused.name, NAME_CELLS)}: {clean(refused.reason, width)}", style)
 
 
 @_text

@@ -10,7 +10,6 @@ from support.training_swarm import Member, Swarm, assert_equal_steps, certificat
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
-from swarm.training.member.peer_calls import overtaken
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.trainer_events import OuterStep, RoundAborted
@@ -137,7 +136,9 @@ def test_certificate_of_enough_strangers_for_a_group_overtakes_nobody() -> None:
             context = member.trainer._steps.context
             proof = context.signatures.check_certificate(forged[-1], network.now())
             assert proof.rank > context.replica.rank, "the forged certificate must be valid alone, and of a later step"
-            assert await overtaken(context, network.peer_id, forged[-1]) is None
+            driver = member.trainer._steps.service.driver
+            assert driver is not None
+            assert await driver.queries.overtaken(network.peer_id, forged[-1]) is None
             assert_equal_steps(await swarm.finish("m0", "m1"), NUM_STEPS)
             assert not member.of(RoundAborted)
             await network.close()

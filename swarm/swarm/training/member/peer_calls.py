@@ -130,12 +130,21 @@ class PeerQueries:
             self._feed(further)
 
     async def overtaken(self, peer: str, certificate: bytes) -> Proven | None:
-        """Return an event if `certificate`, which `peer` shows, leads further than this member's state. Raises
-        PeerViolation or IntegrityError."""
-        further = await overtaken(self._context, peer, certificate)
-        if certificate:
-            self._on_certificate(certificate)
-        return further
+        """Return an event if `certificate`, which `peer` shows, has a higher rank than this member's state and follows
+        from it.
+
+        A new replica instead asks several peers, and decides what to follow (see `state_sync.furthest`). Raises
+        PeerViolation or IntegrityError.
+        """
+        if not certificate:
+            return None
+        context, replica = self._context, self._context.replica
+        proof = await context.check(certificate)
+        if replica.history.stays_apart(proof):
+            context.note_apart(peer, proof)  # two histories can be equally fast, so the peer may never be further
+        is_further = proof.rank > replica.rank and await follows(context, peer, proof)
+        self._on_certificate(certificate)
+        return Proven(certificate=certificate) if is_further else None
 
     async def _look(self, peer: str) -> None:
         event, others = await self._standing_of(peer, hurry=False)
@@ -347,20 +356,3 @@ async def announce(context: RunContext, abort: Abort, peers: Iterable[str]) -> N
     async with asyncio.TaskGroup() as tasks:
         for peer in peers:
             tasks.create_task(tell(peer))
-
-
-async def overtaken(context: RunContext, peer: str, certificate: bytes) -> Proven | None:
-    """Return an event if `certificate`, which `peer` shows, has a higher rank than this member's state and follows from
-    it.
-
-    A new replica instead asks several peers, and decides what to follow (see `state_sync.furthest`). Raises
-    PeerViolation or IntegrityError.
-    """
-    if not certificate:
-        return None
-    proof = await context.check(certificate)
-    replica = context.replica
-    if replica.history.stays_apart(proof):
-        context.note_apart(peer, proof)  # two histories can be equally fast, so the peer may never be further
-    is_further = proof.rank > replica.rank and await follows(context, peer, proof)
-    return Proven(certificate=certificate) if is_further else None

@@ -138,9 +138,10 @@ class AssetsCache:
         """Check the files against the manifest. Raises PeerViolation if they differ; the server is then not asked
         again."""
         if complaint := complaint_about(published.manifest, files):
-            self._health.distrust(peer_id)
+            difference = f"does not serve {published.manifest.name} as it was published: {complaint}"
+            self._health.distrust(peer_id, f"it {difference}")
             violation = PeerViolation(
-                f"{peer_id} does not serve {published.manifest.name} as it was published: {complaint}",
+                f"{peer_id} {difference}",
                 remedy="ask again: other servers are asked first",
                 peer_id=peer_id,
             )

@@ -155,7 +155,7 @@ class PossessionChecks:
         self._asked[peer_id, published.digest] = _Asked(self._later(PROVEN_S))
         outcome: Outcome = "failed" if asked.evidence else "disputed"
         self._health.reputation.note(peer_id, outcome, time.time())
-        self._health.distrust(peer_id)
+        self._health.distrust(peer_id, f"it does not hold {failure.model} as it was published: {reason}")
         self._drop(peer_id)
         self._on_failure(failure)
         if asked.evidence:

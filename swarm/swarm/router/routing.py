@@ -105,17 +105,19 @@ class RoutingContext:
     """Holds what the asking client knows: round trips, its own open sessions by peer, and recent failures and refusals.
 
     Peers to `avoid`, and servers whose record has no room for `max_tokens`, are used only for blocks that no other
-    server can take; `barred` and `full` peers are not used at all. `salt` decides between chains of equal cost, so that
-    clients with different salts spread over them. The wanted blocks may be in the middle of a longer chain, between
-    `previous_peer_id` and `next_peer_id`; an empty id stands for the client. `cost_factors` multiply the cost of a
-    server's blocks; they come from the client's own checks, and the default is 1. A prompt of `num_prompt_tokens` is
-    run first, without the first `cached_tokens` of a server, which it probably still has.
+    server can take; `barred` and `full` peers are not used at all, and `why_barred` tells what is known to have failed.
+    `salt` decides between chains of equal cost, so that clients with different salts spread over them. The wanted
+    blocks may be in the middle of a longer chain, between `previous_peer_id` and `next_peer_id`; an empty id stands for
+    the client. `cost_factors` multiply the cost of a server's blocks; they come from the client's own checks, and the
+    default is 1. A prompt of `num_prompt_tokens` is run first, without the first `cached_tokens` of a server, which it
+    probably still has.
     """
 
     rtt_ms: Mapping[str, float]
     load: Mapping[str, int]
     avoid: Collection[str] = ()
     barred: Collection[str] = ()
+    why_barred: Mapping[str, str] = field(default_factory=dict)
     full: Collection[str] = ()
     max_tokens: int = 1
     salt: str = ""
@@ -291,8 +293,9 @@ def _no_chain(serving: Usable, missing: Spans, unserved: Spans, context: Routing
     kind, told = NoChain, format_spans(unserved or missing)
     if unserved:
         cause, remedy = "nobody serves them", "wait for a server to join, or start one: it takes the missing blocks"
-    elif all(peer_id in context.barred for peer_id, record in serving if _has_any(record, missing)):
-        cause, remedy = "their servers just failed", "try again in a moment"
+    elif (failed := {peer_id for peer_id, record in serving if _has_any(record, missing)}) <= set(context.barred):
+        why = next((f" ({peer_id}: {why})" for peer_id, why in context.why_barred.items() if peer_id in failed), "")
+        cause, remedy = f"their servers just failed{why}", "try again in a moment"
     else:
         kind = NoRoom
         cause, remedy = (

@@ -216,8 +216,8 @@ def test_chain_error_names_the_missing_blocks() -> None:
 
 
 def test_chain_error_says_that_the_only_server_just_failed_when_it_is_barred() -> None:
-    with pytest.raises(NoChain, match=r"blocks 0:8 .* just failed") as caught:
-        spans({"a": record(0, 8)}, avoid={"a"}, barred={"a"})
+    with pytest.raises(NoChain, match=r"blocks 0:8 .* just failed \(a: it was lost\)") as caught:
+        spans({"a": record(0, 8)}, avoid={"a"}, barred={"a"}, why_barred={"b": "it is slow", "a": "it was lost"})
     assert not isinstance(caught.value, NoRoom)
 
 

@@ -117,6 +117,7 @@ class PeerHealth:
         self._heard_s = NewestItems[str, float](MAX_PEERS)
         self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
         self._load: Counter[str] = Counter()
+        self._reasons = NewestItems[str, str](MAX_PEERS)
         self._distrusted_s = NewestItems[str, float](MAX_PEERS)
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
 
@@ -181,8 +182,9 @@ class PeerHealth:
         proves. They are not asked, whatever they answer later."""
         return _peers_until(self._distrusted_s) | self._convicted()
 
-    def distrust(self, peer_id: str) -> None:
-        """Do not ask the peer for VIOLATION_BACKOFF_S."""
+    def distrust(self, peer_id: str, reason: str) -> None:
+        """Do not ask the peer for VIOLATION_BACKOFF_S, because of what it did."""
+        self._reasons[peer_id] = reason
         self._distrusted_s[peer_id] = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
 
     def doubt(self, peer_id: str, *, for_s: float = UNPROVEN_S) -> None:
@@ -238,6 +240,7 @@ class PeerHealth:
             load=self._load,
             avoid=self.avoid | self.unproven | trust.avoided | trust.barred,
             barred=self.barred | trust.barred,
+            why_barred=self._reasons,
             full=self.full(max_tokens, has_grammar=has_grammar),
             max_tokens=max_tokens,
             salt=salt,
@@ -318,8 +321,9 @@ class PeerHealth:
         failed.
         """
         if isinstance(error, PeerViolation):
-            self.distrust(peer_id)
+            self.distrust(peer_id, error.message)
             return
+        self._reasons[peer_id] = error.message
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
         first_s = GONE_BACKOFF_S if isinstance(error, PeerTimeout | PeerUnreachable) else FIRST_BACKOFF_S

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Hashable, Iterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -30,6 +29,7 @@ from swarm.ended_tasks import end_tasks
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import RATE_LIMITER
+from swarm_node.gateway.answer_slots import AnswerSlots
 from swarm_node.gateway.api_errors import from_exception
 from swarm_node.gateway.choice import Choice, Delta
 from swarm_node.gateway.metrics import Metrics, RequestTimes, Trace, TraceStore
@@ -38,7 +38,6 @@ from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, as_json
 from swarm_node.gateway.responses_events import ResponsesBuilder
 from swarm_node.gateway.served_models import Models
 from swarm_node.http.event_stream import EventStream, event, wait_disconnected
-from swarm_node.http.http_error import HttpError
 from swarm_node.http.rate_limit import RateLimiter
 from swarm_node.metrics.otel_traces import NO_TRACES, Traces
 
@@ -159,43 +158,6 @@ class GenerationBatch:
         return self.request.n * len(self.prompts)
 
 
-class AnswerSlots:
-    """Counts running answers, in all and of each caller. Each choice of a request is one. Owned by the gateway's event
-    loop.
-
-    One caller can take all `capacity` slots for as long as an answer may run. So a quarter as many more are for callers
-    that have a sixteenth of them at most.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._running: Counter[Hashable] = Counter()
-
-    @property
-    def num_running(self) -> int:
-        return self._running.total()
-
-    @contextmanager
-    def take(self, num: int, caller: Hashable) -> Iterator[None]:
-        """Hold `num` slots for `caller`. Raises HttpError 429 at once if fewer are free."""
-        has_few = self._running[caller] + num <= self._capacity // 16
-        if self.num_running + num > self._capacity + (self._capacity // 4 if has_few else 0):
-            raise HttpError(
-                429,
-                f"the gateway runs at most {self._capacity} answers at once, a few more for callers with few, and "
-                f"{self.num_running} run now",
-                code="rate_limit_exceeded",
-                retry_after_s=http_limits.RETRY_AFTER_S,
-            )
-        self._running[caller] += num
-        try:
-            yield
-        finally:
-            self._running[caller] -= num
-            if not self._running[caller]:
-                del self._running[caller]
-
-
 class Answerer:
     """Answers batches over one SDK client. It keeps the slots of running answers and the newest traces."""
 
@@ -215,7 +177,7 @@ class Answerer:
     ) -> AsyncIterator[RunningRequest]:
         """Start the generations of `batch`. Leaving the context closes them and charges the tokens used to the caller's
         rate."""
-        with self.slots.take(batch.num_choices, limiter):
+        with self.slots.take(batch.num_choices, batch.request.model, limiter):
             await self._models.check_served(batch.request.model)
             async with self._run(trace_id, batch, limiter) as running:
                 yield running

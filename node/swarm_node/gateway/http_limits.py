@@ -10,8 +10,8 @@ MAX_HTTP_BODY_BYTES = 4 * 2**20
 # Objects, lists and strings of a body: a thousand messages with a part and a call each have 30,000, and 128 tools of a
 # hundred fields 90,000. Each takes a microsecond or two of the event loop, and up to 200 bytes while the request runs.
 MAX_HTTP_VALUES = 2**17
-# Bytes on their way of all callers' bodies: as many as all running requests at their limit. Small bodies are not
-# refused, so that a few callers with large ones do not keep others out.
+# Bytes on their way of all callers' bodies: as many as 64 at their limit. Small bodies are not refused, so that a few
+# callers with large ones do not keep others out.
 MAX_ARRIVING_BYTES = 256 * 2**20
 # The same for one address: sixteen bodies at their limit, so that one address alone does not keep others out.
 MAX_ADDRESS_ARRIVING_BYTES = 64 * 2**20
@@ -63,7 +63,8 @@ MAX_QUEUED_TOKENS = 64
 # JSON has no infinity: OpenAI's value for a token that was impossible.
 LEAST_LOGPROB = -9999.0
 
-# Choices that run at once. Each holds a chain of streams, and a cache at every server.
+# Choices of a model that run at once; two and a half times as many of all models. Each holds a chain of streams, and a
+# cache at every server.
 MAX_RUNNING_REQUESTS = 64
 # Names in a message about an unknown model.
 MAX_NAMED_MODELS = 20

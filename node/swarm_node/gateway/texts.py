@@ -23,7 +23,8 @@ from swarm.client.request import Prompt
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import RATE_LIMITER
-from swarm_node.gateway.answering import AnswerSlots, until_gone
+from swarm_node.gateway.answer_slots import AnswerSlots
+from swarm_node.gateway.answering import until_gone
 from swarm_node.gateway.chat_schema import Messages, TemplateKwargs, Tools, chat_prompt
 from swarm_node.gateway.completion_schema import one_prompt_or_many
 from swarm_node.gateway.metrics import Metrics
@@ -121,20 +122,20 @@ class Texts:
     async def embed(self, body: EmbeddingRequest, request: Request) -> Response:
         """Embed one or several texts: the mean of the last hidden states, scaled to length 1."""
         num_slots = math.ceil(len(body.input) / http_limits.INPUTS_PER_ANSWER)
-        return await self._answered(request, self._embed(body, request.scope[RATE_LIMITER]), num_slots)
+        return await self._answered(request, body.model, self._embed(body, request.scope[RATE_LIMITER]), num_slots)
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """Return the tokens of a text, or of messages rendered with the model's chat template."""
-        return await self._answered(request, self._tokenize(body))
+        return await self._answered(request, body.model, self._tokenize(body))
 
     async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
         """Return the text of tokens, without special tokens."""
-        return await self._answered(request, self._detokenize(body))
+        return await self._answered(request, body.model, self._detokenize(body))
 
     async def _answered(
-        self, request: Request, answering: Coroutine[Any, Any, Response], num_slots: int = 1
+        self, request: Request, model: str, answering: Coroutine[Any, Any, Response], num_slots: int = 1
     ) -> Response:
-        with closing(answering), self._slots.take(num_slots, request.scope[RATE_LIMITER]):
+        with closing(answering), self._slots.take(num_slots, model, request.scope[RATE_LIMITER]):
             return await until_gone(request.receive, answering)
 
     async def _embed(self, body: EmbeddingRequest, limiter: RateLimiter) -> Response:

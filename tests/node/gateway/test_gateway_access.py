@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextlib import ExitStack, suppress
+from itertools import count
 from pathlib import Path
 
 import openai as api
@@ -13,6 +15,7 @@ from openai import AsyncOpenAI
 from swarm.ended_tasks import end_tasks
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import KeyRing
+from swarm_node.gateway.answer_slots import AnswerSlots
 from swarm_node.gateway.app import GatewayOptions
 from swarm_node.http import rate_limit
 from swarm_node.http.addresses import caller_of
@@ -51,7 +54,7 @@ def test_caller_that_holds_all_answers_keeps_no_other_caller_out(tmp_path: Path)
         anne, bert = openai.with_options(api_key=ANNE), openai.with_options(api_key=BERT)
         holding = asyncio.create_task(anne.completions.create(model="tiny", prompt="hi", n=16))
         await client.reached.wait()
-        refused = "at most 16 answers at once, a few more for callers with few, and 16 run now"
+        refused = "a few more for callers with few; 16 of this model and 16 in all run now"
         with pytest.raises(api.RateLimitError, match=refused):
             await anne.completions.create(model="tiny", prompt="hi")
         with pytest.raises(api.RateLimitError, match=refused):
@@ -61,6 +64,27 @@ def test_caller_that_holds_all_answers_keeps_no_other_caller_out(tmp_path: Path)
 
     keys = _ring(tmp_path, f"anne {ANNE}\nbert {BERT}\n")
     converse(client, conversation, GatewayOptions(keys=keys, max_requests=16))
+
+
+def test_model_whose_answers_all_wait_for_room_keeps_no_other_model_out() -> None:
+    """Callers are one application with one key, or many people with an answer each."""
+    slots = AnswerSlots(64)
+    with ExitStack() as running:
+
+        def num_admitted(model: str, caller: str = "") -> int:
+            with suppress(HttpError):
+                for number in count():
+                    running.enter_context(slots.take(1, model, caller or f"{model} {number}"))
+            return number
+
+        assert (num_admitted("full", "app"), num_admitted("full")) == (64, 16)
+        assert (num_admitted("idle", "app"), num_admitted("idle")) == (32, 8)
+        assert num_admitted("full@0123456789") == 0, "a revision of a model is no other model"
+        assert [num_admitted(f"idle {number}") for number in range(4)] == [20, 10, 5, 2]
+        assert slots.num_running <= 2.5 * 64
+    assert slots.num_running == 0
+    with slots.take(64, "full", "app"):
+        pass
 
 
 def test_request_needs_a_valid_key(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_prompts_times_n_are_bounded() -> None:
 
 def test_each_choice_takes_a_slot() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.RateLimitError, match="at most 3 answers at once"):
+        with pytest.raises(api.RateLimitError, match="at most 3 answers of a model at once"):
             await openai.completions.create(model="tiny", prompt="hi", n=4)
         await openai.completions.create(model="tiny", prompt="hi", n=3)
 

@@ -68,7 +68,7 @@ def test_as_many_inputs_as_openai_allows_are_embedded_and_count_as_several_answe
         assert [one.embedding[0] for one in answer.data] == [*map(len, inputs)]
 
     async def crowded(openai: AsyncOpenAI) -> None:
-        with pytest.raises(api.RateLimitError, match="at most 7 answers at once"):
+        with pytest.raises(api.RateLimitError, match="at most 7 answers of a model at once"):
             await openai.embeddings.create(model="tiny", input=["a"] * 1793)
 
     converse(ScriptedClient(), conversation, GatewayOptions(max_requests=8))

@@ -290,6 +290,8 @@ class ChatRequest(SamplingRequest):
     def _consistent(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise unfit("top_logprobs", "requires logprobs to be true")
+        if None not in {self.max_tokens, self.max_completion_tokens} and self.max_tokens != self.num_new_tokens:
+            raise unfit("max_tokens", "it differs from max_completion_tokens, its newer name: send one of them")
         if len({tool.function.name for tool in self.tools}) < len(self.tools):
             raise unfit("tools", "two of them have the same name")
         if self._must_call and not self.tools:
@@ -307,8 +309,7 @@ class ChatRequest(SamplingRequest):
 
     @property
     def num_new_tokens(self) -> int | None:
-        """The limit on new tokens; None means the model's context. `max_completion_tokens` has replaced `max_tokens` in
-        OpenAI's API, so it counts where both are given."""
+        """The limit on new tokens; None means the model's context."""
         return self.max_completion_tokens or self.max_tokens
 
     @property

@@ -32,6 +32,7 @@ def _are_consistent(body: dict[str, Any]) -> bool:
         or (body.get("tools") and (body.get("stop") or is_formed or body.get("min_tokens") or body.get("ignore_eos")))
         or (is_formed and (body.get("min_tokens") or body.get("ignore_eos")))
         or (body.get("max_tokens") == 0 and not body.get("echo"))
+        or (body.get("max_completion_tokens") and body.get("max_tokens") not in (None, body["max_completion_tokens"]))
         or (isinstance(items, list) and len(items) > 1000)  # of a chat's messages there are fewer than of items
         or (
             isinstance(items, list)

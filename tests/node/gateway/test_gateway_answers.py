@@ -106,7 +106,7 @@ def test_chat_fields_are_passed_on_flattened() -> None:
                 {"role": "developer", "content": "be brief"},
                 {"role": "user", "content": [CACHED, {"type": "text", "text": "b"}]},
             ],
-            max_tokens=5,
+            max_tokens=6,
             max_completion_tokens=6,
             user="someone",
             temperature=None,

@@ -502,6 +502,19 @@ def test_best_of_below_n_is_refused_as_openai_does(path: str) -> None:
     assert _asked(path, {"n": 1, "best_of": 1}).sampling == Sampling(temperature=1.0, seed=1)
 
 
+def test_two_different_limits_on_new_tokens_are_refused() -> None:
+    """OpenAI's API refuses equal ones as well."""
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        with pytest.raises(api.BadRequestError, match="max_tokens: it differs from max_completion_tokens") as caught:
+            await openai.chat.completions.create(
+                model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=5, max_completion_tokens=6
+            )
+        assert caught.value.param == "max_tokens"
+
+    converse(ScriptedClient(), conversation)
+
+
 def test_number_of_too_many_digits_is_named_as_such() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         body = {**PLAIN["/completions"], "seed": 0}

@@ -406,6 +406,22 @@ def _ends(page: Page, row: int) -> tuple[float, float]:
     return float(first.get_attribute("x") or 0), end
 
 
+@pytest.mark.parametrize(
+    ("platform", "is_phone", "shown"),
+    [("Linux x86_64", False, "Ctrl-Enter sends"), ("MacIntel", False, "⌘-Enter sends"), ("Linux armv81", True, "")],
+)
+def test_the_key_that_sends_is_named_as_on_the_visitor_s_machine(
+    browser: Browser, swarms: Swarms, platform: str, is_phone: bool, shown: str
+) -> None:
+    context = browser.new_context(is_mobile=is_phone, has_touch=is_phone)
+    page = context.new_page()
+    page.add_init_script(f"Object.defineProperty(navigator, 'platform', {{get: () => '{platform}'}})")
+    page.goto(f"{swarms['small'][1].url}/try")
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator("#shortcut")).to_have_text(shown)
+    context.close()
+
+
 def test_a_refusal_of_the_gateway_is_shown_in_its_words(page: Page, swarms: Swarms) -> None:
     _, served = swarms["small"]
     page.goto(f"{served.url}/try")

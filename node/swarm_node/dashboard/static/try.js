@@ -9,6 +9,9 @@ const unanswered = [...(field("trace")?.childNodes ?? [])];
 let running;
 
 if (form) {
+  const key = navigator.platform.startsWith("Mac") ? "⌘" : "Ctrl";
+  // phones have no such key
+  if (matchMedia("(hover: hover)").matches) field("shortcut").textContent = `${key}-Enter sends`;
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     ask();

@@ -109,6 +109,8 @@ SAID = [
     ("records.md", f"and {record_storage.MAX_BYTES // MIB} MiB"),
     ("sessions.md", f"until it is admitted, for {peer_shares.WAIT_S:.0f} s at most"),
     ("sessions.md", f"else after `retry_after_s` ({peer_shares.RETRY_AFTER_S:.0f} s)"),
+    ("sessions.md", f"refused to a peer for {peer_shares.KEPT_AFTER_S:.0f} s"),
+    ("sessions.md", f"until {peer_shares.KEPT_UNTIL_S:.0f} s after the first refusal"),
     ("sessions.md", f"At most {session_queues.MAX_INBOX} steps wait"),
     ("sessions.md", f"After {push_connections.MAX_REFUSED} refusals"),
     ("sessions.md", f"at most {push_connections.MAX_PEERS_PER_CLIENT} next servers that one client named"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from swarm_protocol.errors import PeerRefused
@@ -17,8 +18,14 @@ RETRY_AFTER_S = 2.0
 WAIT_S = 3 * RETRY_AFTER_S
 """Time for which a refused client counts as waiting: until it has asked again, and some more."""
 
+KEPT_AFTER_S = WAIT_S
+"""Time for which a session is asked for in vain until room is kept for it. Smaller ones use what is freed before."""
+
+KEPT_UNTIL_S = 20.0
+"""Time after which room is no longer kept for it, so that none lies idle in vain. Clients give up after as long."""
+
 MAX_WAITING = 1024
-"""Maximum peers that are remembered as waiting: the last ones."""
+"""Maximum peers, and sessions, that are remembered as waiting: the last ones."""
 
 
 class Held(Protocol):
@@ -41,6 +48,17 @@ class Held(Protocol):
 H = TypeVar("H", bound=Held)
 
 
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """The first refusal of a sequence that is asked for again and again, and the last one."""
+
+    since_s: float
+    last_s: float
+
+    def is_kept(self, now_s: float) -> bool:
+        return now_s < self.last_s + WAIT_S and KEPT_AFTER_S <= now_s - self.since_s < KEPT_UNTIL_S
+
+
 class PeerShares(Generic[H]):
     """Shares `max_sequences` and `num_pages` of a server, which has the sequences `held`, among the peers that ask for
     sessions.
@@ -53,6 +71,11 @@ class PeerShares(Generic[H]):
     only ask, however many, cost the others no more than one does. Each peer may have one session of any size that fits.
     A peer waits from when it was refused for lack of room within its share until it is admitted, for WAIT_S at most. So
     what is freed goes to those that wait.
+
+    Small sessions fit in what is freed, and a large one might wait for ever. So once one was asked for in vain for
+    KEPT_AFTER_S, its pages are kept for it until KEPT_UNTIL_S, but half of all pages at most: of several for the one
+    that was asked for first. Other sessions of its peer, such as those of a gateway's other users, must leave them, and
+    while that peer waits those of others, too.
 
     No session is ended or kept from growing for the equal share. Answers take seconds, so room is soon free. But an
     answer may grow for minutes: while another peer waits, no session grows if its peer then holds over half. And a peer
@@ -82,6 +105,7 @@ class PeerShares(Generic[H]):
         self._what = what
         self._lacks_room = lacks_room
         self._waits_until_s = NewestItems[str, float](MAX_WAITING)
+        self._turns = NewestItems[tuple[str, int], _Turn](MAX_WAITING)  # by client and pages
 
     def check(self, client: str, num_pages: int, *, now_s: float) -> None:
         """Check that the client may have another sequence of `num_pages`. Does not check for free room.
@@ -97,6 +121,15 @@ class PeerShares(Generic[H]):
                 retry_after_s=RETRY_AFTER_S,
                 lacks_room=self._lacks_room,
             )
+
+    def check_turn(self, client: str, num_pages: int, *, num_free: int, now_s: float) -> None:
+        """Check that another sequence of `num_pages` leaves the free pages that are kept for an earlier one.
+
+        Raises PeerRefused.
+        """
+        kept = self._num_kept_pages(client, num_pages, now_s)
+        if kept and num_free < num_pages + kept:
+            raise self.refused(client, num_pages, now_s=now_s, num_more=1)
 
     def places_for(self, client: str) -> int:
         """Return how many sequences may be open, with those of others, for the client to have one more."""
@@ -148,10 +181,15 @@ class PeerShares(Generic[H]):
         """Note that a client was refused for lack of room. Within its share, it counts as waiting."""
         if not self._is_beyond_share(client, num_pages, num_more, now_s):
             self._waits_until_s[client] = now_s + WAIT_S
+        turn = self._turns.get((client, num_pages))
+        if turn is None or now_s >= min(turn.last_s + WAIT_S, turn.since_s + KEPT_UNTIL_S):
+            turn = _Turn(now_s, now_s)
+        self._turns[client, num_pages] = _Turn(turn.since_s, now_s)
 
-    def admitted(self, client: str) -> None:
+    def admitted(self, client: str, num_pages: int) -> None:
         """Note that a client was given what it asked for, so that it waits no more."""
         self._waits_until_s.pop(client, None)
+        self._turns.pop((client, num_pages), None)
 
     def evictable(self, client: str, num_pages: int, *, now_s: float) -> Iterator[H]:
         """Yield the sequences to end for a client that needs `num_pages` more: those of others that have been idle for
@@ -185,6 +223,13 @@ class PeerShares(Generic[H]):
         peers = {sequence.client for sequence in self._held}
         num_peers = len(peers) + any(peer not in peers for peer in self._others_waiting(client, now_s))
         return client in peers and self._exceeds(client, num_pages, self._held, num_more=num_more, num_peers=num_peers)
+
+    def _num_kept_pages(self, client: str, num_pages: int, now_s: float) -> int:
+        """Return how many free pages a sequence of `num_pages` must leave for the one that was asked for first."""
+        waiting = {client, *self._others_waiting(client, now_s)}
+        turns = {key: turn.since_s for key, turn in self._turns.items() if key[0] in waiting and turn.is_kept(now_s)}
+        first = min(turns, key=turns.__getitem__, default=(client, num_pages))
+        return 0 if first == (client, num_pages) else min(first[1], self._num_pages // 2)
 
     def _others_waiting(self, client: str, now_s: float) -> list[str]:
         return [peer for peer, until_s in self._waits_until_s.items() if peer != client and now_s < until_s]

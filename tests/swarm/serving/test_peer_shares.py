@@ -31,7 +31,7 @@ class Server:
         if len(self.held) >= 8 or num_pages + sum(sequence.num_pages for sequence in self.held) > ROOM:
             raise self.shares.refused(client, num_pages, now_s=self.now_s, num_more=1)
         self.held.append(Sequence(client, num_pages))
-        self.shares.admitted(client)
+        self.shares.admitted(client, num_pages)
 
     def refuses(self, client: str, num_pages: int = 1) -> None:
         with pytest.raises(PeerRefused) as refused:

@@ -203,12 +203,13 @@ class Engine:
     def _admit(self, client: str, num_pages: int, names: PageNames) -> PageTable:
         now_s = asyncio.get_running_loop().time()
         self._shares.check(client, num_pages, now_s=now_s)
+        self._shares.check_turn(client, num_pages, num_free=self.pages.num_free, now_s=now_s)
         page_table, retry_after_s = self._reserve(client, num_pages, names), RETRY_AFTER_S
         if page_table is None and self._evict(client, num_pages, now_s, num_more=1):
             page_table, retry_after_s = self._reserve(client, num_pages, names), PASS_S
         if page_table is None:
             raise self._shares.refused(client, num_pages, now_s=now_s, num_more=1, retry_after_s=retry_after_s)
-        self._shares.admitted(client)
+        self._shares.admitted(client, num_pages)
         return page_table
 
     def extend(self, sequence: EngineSequence, num_pages: int) -> None:

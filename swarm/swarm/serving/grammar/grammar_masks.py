@@ -247,7 +247,7 @@ class GrammarPool:
                 raise _too_many()
         state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open)
         self._open[state] = sequence
-        self._shares.admitted(sequence.client)
+        self._shares.admitted(sequence.client, 0)
         return state
 
     def close(self) -> None:

@@ -14,36 +14,45 @@ from dataclasses import dataclass, field
 from statistics import median
 
 import pytest
-from support.arithmetic_span import Sums, with_engine
+from support.arithmetic_span import NUM_PAGES, Sums, with_engine
 from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.sequence import EngineSequence
+from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.peer_shares import RETRY_AFTER_S
 from swarm_protocol.errors import PeerRefused
 
 NUM_SESSIONS = 16
 POLL_S = 0.5
 LASTS_S = 300.0
+GIVES_UP_S = 20.0
 
 
 @dataclass
 class Peer:
-    """One peer with `num_users`, each of which asks again `pause_s` after an answer. An answer takes `answers_s`, from
-    and to. `waits_s` are the times from a request to its session."""
+    """One peer with `num_users`, each of which asks again `pause_s` after an answer, or after GIVES_UP_S without one.
+    An answer takes `answers_s`, from and to, and `num_pages`. `waits_s` are the times from a request to its session."""
 
     name: str
     num_users: int
     pause_s: float = 0.0
     answers_s: tuple[float, float] = (2.0, 9.0)
+    num_pages: int = 1
+    begins_s: float = 0.0
     num_refused: int = 0
+    num_given_up: int = 0
     waits_s: list[float] = field(default_factory=list)
     asks_at_s: float = 0.0
 
     async def ask(self, engine: Engine, chance: random.Random) -> None:
         clock = asyncio.get_running_loop().time
-        await asyncio.sleep(chance.uniform(0, self.pause_s + POLL_S))
+        await asyncio.sleep(self.begins_s + chance.uniform(0, self.pause_s + POLL_S))
         while True:
             since_s = clock()
-            while (session := self._open(engine, clock())) is None:
+            while (session := self._open(engine, clock())) is None and clock() - since_s < GIVES_UP_S:
                 await asyncio.sleep(POLL_S)
+            if session is None:
+                self.num_given_up += 1
+                continue
             self.waits_s.append(clock() - since_s)
             await asyncio.sleep(chance.uniform(*self.answers_s))
             assert session.end_error is None, "no session that was admitted is ended"
@@ -51,11 +60,11 @@ class Peer:
             self.asks_at_s = 0.0
             await asyncio.sleep(chance.uniform(0.5, 1.5) * self.pause_s)
 
-    def _open(self, engine: Engine, now_s: float) -> object:
+    def _open(self, engine: Engine, now_s: float) -> EngineSequence | None:
         if now_s < self.asks_at_s:
             return None
         try:
-            return engine.open(client=self.name, start=0, end=4, max_tokens=16)
+            return engine.open(client=self.name, start=0, end=4, max_tokens=self.num_pages * PAGE_TOKENS)
         except PeerRefused as refused:
             self.num_refused += 1
             self.asks_at_s = now_s + refused.retry_after_s
@@ -75,7 +84,7 @@ def served(*peers: Peer) -> None:
         for session in list(engine._sequences):
             session.close()
 
-    with_engine(work, max_sessions=NUM_SESSIONS)
+    with_engine(work, max_sessions=NUM_SESSIONS, evict_idle_s=LASTS_S)
 
 
 def waits_s(peers: Sequence[Peer]) -> list[float]:
@@ -109,3 +118,29 @@ def test_each_of_many_peers_is_served_beside_two_that_want_everything(num_others
     assert min(len(other.waits_s) for other in others) > 10
     assert median(waits_s(others)) <= RETRY_AFTER_S
     assert max(waits_s(others)) <= 2 * RETRY_AFTER_S
+
+
+SMALL_PAGES = 3
+MANY = [f"small {number}" for number in range(NUM_PAGES // SMALL_PAGES)]
+
+
+@pytest.mark.parametrize("names", [["small"], MANY, ["large"]], ids=["of one peer", "of many", "of the same peer"])
+def test_session_of_half_of_the_pages_is_admitted_among_many_small_ones(names: list[str]) -> None:
+    """The small ones are twice as many as there is room for, and fit in what is freed at any time."""
+    small = [Peer(name, 2 * len(MANY) // len(names), num_pages=SMALL_PAGES) for name in names]
+    large = Peer("large", 1, pause_s=10.0, num_pages=NUM_PAGES // 2)
+    served(*small, large)
+    assert (len(large.waits_s) > 8, large.num_given_up) == (True, 0)
+    in_use_s = sum(len(peer.waits_s) * peer.num_pages * sum(peer.answers_s) / 2 for peer in (*small, large))
+    assert in_use_s > 0.85 * NUM_PAGES * LASTS_S
+
+
+def test_session_for_which_there_is_never_room_takes_little_from_others() -> None:
+    def num_answers(*others: Peer) -> int:
+        long = [Peer(f"long {number}", 1, answers_s=(LASTS_S, LASTS_S), num_pages=12) for number in range(2)]
+        small = [Peer(name, 1, num_pages=SMALL_PAGES, begins_s=1.0) for name in MANY]
+        served(*long, *small, *others)
+        assert (len(waits_s(long)), len(waits_s(others))) == (2, 0)
+        return len(waits_s(small))
+
+    assert num_answers(Peer("large", 1, num_pages=NUM_PAGES // 2, begins_s=1.0)) > 0.8 * num_answers()

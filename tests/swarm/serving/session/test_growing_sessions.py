@@ -228,6 +228,27 @@ def test_requests_get_room_in_the_order_in_which_they_asked(boxes: Any, llama_di
     virtual_time.run(scenario(), compute_s=lambda function: 0.5 if function is compute else 0.0)
 
 
+def test_long_prompt_gets_room_among_short_ones_of_the_same_gateway(boxes: Any, llama_dir: Path) -> None:
+    """The short ones need two of ten pages each and the long one five, of which the short ones leave at most one."""
+
+    async def scenario() -> None:
+        options = ServerOptions(kv_bytes=10 * PAGE_TOKENS * 768)
+        async with boxes(llama_dir, [(0, 6)], options=options) as box, asyncio.TaskGroup() as tasks:
+
+            async def ask_on(user: int) -> None:
+                while True:
+                    await box.tokens(4 + user, prompt="ab", ignore_eos=True)
+
+            users = [tasks.create_task(ask_on(user)) for user in range(10)]
+            await asyncio.sleep(5)
+            tokens = await box.tokens(4, prompt="a" * 64)
+            assert len(tokens) == 4
+            for user in users:
+                user.cancel()
+
+    virtual_time.run(scenario(), compute_s=lambda function: 0.5 if function is compute else 0.0)
+
+
 @pytest.mark.parametrize("num_servers", [1, 10])
 def test_request_waits_for_room_however_many_servers_are_full(boxes: Any, llama_dir: Path, num_servers: int) -> None:
     async def scenario() -> None:

@@ -29,6 +29,7 @@ from swarm_node.gateway.responses_events import RESPONSE, ResponsesBuilder
 from swarm_node.gateway.responses_schema import ResponsesRequest
 from swarm_node.gateway.served_models import Models
 from swarm_node.gateway.texts import Texts
+from swarm_node.gateway.unique_keys import UniqueKeysRoute
 from swarm_node.http.http_error import HttpError, install_description
 from swarm_node.http.rate_limit import RateLimiters, Rates
 from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
@@ -86,7 +87,14 @@ def create_app(client: AsyncClient, options: GatewayOptions | None = None) -> Fa
         ("/metrics", gateway.show_metrics, "GET", responses.METRICS),
     ):
         kind = PlainTextResponse if doc is responses.METRICS else JSONResponse
-        app.add_api_route(path, endpoint, methods=[method], response_class=kind, responses=doc)
+        app.router.add_api_route(
+            path,
+            endpoint,
+            methods=[method],
+            response_class=kind,
+            responses=doc,
+            route_class_override=UniqueKeysRoute,
+        )
         if method == "GET":  # monitors use HEAD to see whether a page is there
             app.add_api_route(path, endpoint, methods=["HEAD"], response_class=kind, include_in_schema=False)
     return app

@@ -527,6 +527,29 @@ def test_number_of_too_many_digits_is_named_as_such() -> None:
     converse(ScriptedClient(), conversation)
 
 
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ('"max_tokens": 1, "max_tokens": 500', "'max_tokens'"),
+        ('"metadata": {"a": "1", "b": "2", "a": "3"}', "'a'"),
+        (r'"logit_bias": {"5": 1, "\u0035": 1}', "'5'"),
+        (r'"metadata": {"\ud800": "1", "\ud800": "1"}', r"'\ud800'"),
+        (f'"tools": [{{"{"x" * 500}": 1, "{"x" * 500}": 1}}]', "a string"),
+    ],
+)
+def test_object_with_a_key_twice_is_refused_with_the_key_s_name(more: str, key: str) -> None:
+    async def conversation(openai: AsyncOpenAI) -> None:
+        content = f'{{"model": "tiny", "prompt": "hi", {more}}}'
+        headers = {"content-type": "application/json"}
+        response = await openai._client.post(f"{openai.base_url}completions", content=content, headers=headers)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["param"]) == (400, "invalid_json", None)
+        assert key in error["message"]
+        assert error["message"].startswith("the request body is not valid JSON: an object has the key ")
+
+    converse(ScriptedClient(), conversation)
+
+
 def test_number_as_text_is_no_number() -> None:
     async def conversation(openai: AsyncOpenAI) -> None:
         with pytest.raises(api.BadRequestError, match="max_tokens"):

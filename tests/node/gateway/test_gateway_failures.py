@@ -250,6 +250,30 @@ def test_failure_after_the_first_token_is_an_event_in_the_stream() -> None:
     assert texts == ["a"]
 
 
+def test_openai_s_client_asks_again_for_a_stream_that_fails_before_its_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would not if the headers were there: it raises an error within a stream."""
+    full = NoRoom("no server has room", remedy="", missing=((0, 4),))
+    client = ScriptedClient(scripts=[[full], [ScriptedToken("a"), full]])
+    waits: list[str] = []
+
+    async def wait(_client: AsyncOpenAI, *, response: Any, **_: Any) -> None:
+        waits.append(response.headers["retry-after"])
+
+    monkeypatch.setattr(AsyncOpenAI, "_sleep_for_retry", wait)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        texts: list[str] = []
+        patient = openai.with_options(max_retries=2)
+        stream = await patient.completions.create(model="tiny", prompt="hi", stream=True)
+        with pytest.raises(api.APIError, match="no server has room"):
+            await _collect(stream, texts)
+        assert (texts, waits, len(client.asked)) == (["a"], ["2"], 2)
+
+    converse(client, conversation)
+
+
 async def _collect(stream: api.AsyncStream[Completion], texts: list[str]) -> None:
     async for chunk in stream:
         texts.append(chunk.choices[0].text)

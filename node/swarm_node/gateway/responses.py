@@ -255,7 +255,10 @@ class ModelHealth(BaseModel):
     id: str
     num_blocks: int
     missing_blocks: list[tuple[int, int]]
-    age_s: float = Field(description="age in seconds of the oldest server record used; usually up to 30 s")
+    age_s: float = Field(
+        description="age in seconds of the oldest server record used, usually up to 30 s; a server that was killed "
+        "counts until its record is 60 s old, or a request has failed to reach it"
+    )
 
 
 class GatewayHealth(BaseModel):

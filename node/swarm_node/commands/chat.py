@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swarm.heap import uncollected
 from swarm.router.revisions import short_revision
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, SwarmError
+from swarm_protocol.errors import ConfigError, SwarmError, first_few
 
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, say_joining
@@ -33,6 +33,7 @@ FIRST_S = 10.0
 QUIET_S = 2.0
 """Seconds of this wait before the user is told that it goes on."""
 LOOK_S = 0.25
+MAX_NAMED = 5  # maximum models named in one line
 MAX_INPUT_CHARS = 2_000_000
 """Maximum length of a question on standard input; a gateway has the same limit for prompts."""
 
@@ -134,7 +135,7 @@ class Chat:
     def begin(self) -> None:
         """Find the model and print its revision. Raises ConfigError if it is not served."""
         model = self._conversation.model
-        status = soon(lambda: self._client.model(model), model, self._emitter)
+        status = soon(lambda: self._client.model(model), model, self._emitter, self._known)
         self._conversation.has_template = self._client.has_chat_template(model)
         if self._conversation.temperature is None:
             self._conversation.temperature = self._client.default_sampling(model).get("temperature", TEMPERATURE)
@@ -144,6 +145,9 @@ class Chat:
             servers = plural(status.num_servers, "server")
             by = f"published by {status.publisher}" if status.publisher else "unpublished"
             self._emitter.say(f"{status.name}, revision {short_revision(status.revision)}, {by}, on {servers}")
+
+    def _known(self) -> list[str]:
+        return [model.name for model in self._client.models()]
 
     def converse(self) -> None:
         """Answer questions until the input ends. Ctrl-C stops an answer. At the prompt, Ctrl-C raises
@@ -201,13 +205,16 @@ def fit_for_terminal(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else REPLACEMENT for letter in text)
 
 
-def soon(look: Callable[[], T | None], sought: str, emitter: Emitter) -> T | None:
+def soon(
+    look: Callable[[], T | None], sought: str, emitter: Emitter, known: Callable[[], list[str]] = list
+) -> T | None:
     """Call `look` until it returns something, for at most FIRST_S. After QUIET_S, tell the user that `sought` was not
-    found yet."""
+    found yet, and what is `known` instead."""
     began_s, has_said = time.monotonic(), False
     while not (found := look()) and (passed_s := time.monotonic() - began_s) < FIRST_S:
         if passed_s >= QUIET_S and not has_said:
-            emitter.say(f"no server of {sought} was found yet: looking for {FIRST_S:.0f} s in all")
+            only = ", only of " + first_few(names, MAX_NAMED) if (names := known()) else ""
+            emitter.say(f"no server of {sought} was found yet{only}: looking for {FIRST_S:.0f} s in all")
             has_said = True
         time.sleep(LOOK_S)
     return found

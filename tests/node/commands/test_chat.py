@@ -325,22 +325,30 @@ def test_models_of_a_network_without_any_says_so(
     assert capsys.readouterr().out == "no model is served in this network\n"
 
 
-@pytest.mark.parametrize(("command", "sought"), [(["models"], "a model"), (["chat", "stroy"], "stroy")])
-def test_longer_wait_for_a_first_server_is_told(
+@pytest.mark.parametrize(
+    ("command", "served", "sought"),
+    [
+        (["models"], [], "a model was found yet"),
+        (["chat", "stroy"], [], "stroy was found yet"),
+        (["chat", "stroy"], ["poem", "story"], "stroy was found yet, only of poem, story"),
+    ],
+)
+def test_longer_wait_for_a_first_server_is_told_with_the_models_that_are_known(
     scripted: type[ScriptedClient],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     command: list[str],
+    served: list[str],
     sought: str,
 ) -> None:
-    scripted.served = []
+    scripted.served = [*map(status, served)]
     monkeypatch.setattr("swarm_node.commands.chat.FIRST_S", 0.6)
     monkeypatch.setattr("swarm_node.commands.chat.QUIET_S", 0.1)
     cli.run([*command, "--peers", PEER])
     joining, *said = capsys.readouterr().err.splitlines()
     assert joining == "joining the network swarm"
     told = [line for line in said if "found yet" in line]
-    assert told == [f"no server of {sought} was found yet: looking for 1 s in all"]
+    assert told == [f"no server of {sought}: looking for 1 s in all"]
 
 
 @pytest.mark.parametrize("command", [["models"], ["chat", "story"]])

@@ -232,12 +232,16 @@ def test_silent_dashboard_fails_with_a_line_and_a_remedy(capsys: pytest.CaptureF
     assert "→ give --url the address that `swarm-node dashboard` or `swarm-node gateway` printed" in error
 
 
-def test_occupied_port_of_a_gateway_fails_with_a_line_and_a_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["gateway", "dashboard"])
+def test_occupied_port_fails_with_a_line_and_a_remedy_before_slow_imports(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.commands.daemons.imported", pytest.fail)
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         port = str(holder.getsockname()[1])
-        code = cli.run(["gateway", "--peers", PEER, "--port", port, "--json"])
+        code = cli.run([command, "--peers", PEER, "--port", port, "--json"])
     told = capsys.readouterr()
     assert code == 1
     event = json.loads(told.out.splitlines()[-1])

@@ -87,11 +87,11 @@ def _check_invitations(config: Config, run_id: str, peer_id: str) -> None:
 def gateway(flags: Flags) -> int:
     config = flags.member()
     check_right(config, "ask", "answer requests")
-    return live(flags, config, "swarm_node.gateway.role:GatewayRole", joins=True)
+    return live(flags, config, "swarm_node.gateway.role:GatewayRole", joins=True, listens=True)
 
 
 def dashboard(flags: Flags) -> int:
-    return live(flags, flags.member(), "swarm_node.dashboard.app:DashboardRole", joins=True)
+    return live(flags, flags.member(), "swarm_node.dashboard.app:DashboardRole", joins=True, listens=True)
 
 
 def _within_rights(config: Config) -> Config:
@@ -206,10 +206,13 @@ def check_model_directory(place: Path, remedy: str) -> None:
         raise ConfigError(f"{place} is not a Hugging Face model directory: {found}", remedy=remedy)
 
 
-def live(flags: Flags, config: Config, role_code: str, *, joins: bool, is_slow: bool = False) -> int:
+def live(
+    flags: Flags, config: Config, role_code: str, *, joins: bool, listens: bool = False, is_slow: bool = False
+) -> int:
     """Lock the home and run the role whose class `role_code` names. Return the exit code.
 
-    `joins` means that the role needs a peer to join through. A role that `is_slow` loads torch or measures the machine.
+    `joins` means that the role needs a peer to join through, and `listens` that it serves HTTP at the port of the
+    settings. A role that `is_slow` loads torch or measures the machine.
     """
     ignore_hangup()
     emitter = Emitter(json=flags.json)
@@ -224,6 +227,10 @@ def live(flags: Flags, config: Config, role_code: str, *, joins: bool, is_slow: 
         # the last quick check: after correcting this, a user should not meet another mistake
         if joins:
             remembered_peers.check_can_join(config)
+        if listens:
+            from swarm_node.http.server import listen  # noqa: PLC0415
+
+            listen(config.host, config.port).close()  # the role listens there again
         if config.metrics is not None:
             from swarm_node.metrics.exporter import bound  # noqa: PLC0415
 

@@ -11,6 +11,7 @@ from swarm_protocol.limits import PAGE_TOKENS
 
 PAGE = " ".join(written("reference")["reference/gateway.md"].split())
 MIB = 2**20
+RUNNING = http_limits.MAX_RUNNING_REQUESTS
 
 SAID = [
     f"`stop` is one string or up to {MAX_STOPS}, of {MAX_STOP_CHARS} characters at most",
@@ -27,7 +28,9 @@ SAID = [
     f"fill the {SessionOptions().max_replay_bytes // 2**30} GiB in which",
     f"counts {http_limits.RESERVED_TOKENS} tokens in advance",
     f"Up to {http_limits.MAX_EMBEDDING_INPUTS:,} inputs",
-    f"each {http_limits.INPUTS_PER_ANSWER} of them count as one of the {http_limits.MAX_RUNNING_REQUESTS} answers",
+    f"each {http_limits.INPUTS_PER_ANSWER} of them count as one of the answers that run at once",
+    f"At most {RUNNING} answers of a model run at once, and {RUNNING // 4} more of callers with at most four",
+    f"half of the {2 * RUNNING}, and half of the {RUNNING // 2} for callers with few",
 ]
 
 

@@ -52,7 +52,8 @@ class TrainingStatus(Checked):
     outer step that the run's author has endorsed, as this node has verified (0: it knows none). `endorses_other` is set
     if this node's history has another state of that step. `entered` says in words by which invitation or vouches this
     node entered the run, according to the run's state; empty: by none. `held_out` says in words how members' work
-    scores on held-out data; empty: there are no scores.
+    scores on held-out data; empty: there are no scores. `other_history` says in words who shows another history of the
+    run than this node follows; empty: nobody that it knows.
     """
 
     run: Name
@@ -70,6 +71,7 @@ class TrainingStatus(Checked):
     endorses_other: bool = False
     entered: Annotated[str, one_line(_MAX_WAITS_CHARS)] = ""
     held_out: Annotated[str, one_line(_MAX_WAITS_CHARS)] = ""
+    other_history: Annotated[str, one_line(_MAX_WAITS_CHARS)] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

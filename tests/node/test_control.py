@@ -401,5 +401,8 @@ def test_status_says_while_a_trainer_is_on_probation_and_what_its_runs_author_en
     assert "probation  on probation: 3 of 4 outer steps left until this node counts fully" in shown
     assert "endorsed   by the run's author up to outer step 1,200" in shown
     assert "held out   this node +0.5" in shown
-    other = this_node.text(replace(REPLY, training=replace(training, endorses_other=True)))
+    assert "history" not in shown
+    changed = replace(training, endorses_other=True, other_history="another state of outer step 1 is shown by …5Z1T2a")
+    other = this_node.text(replace(REPLY, training=changed))
     assert "the run's author endorsed another state at outer step 1,200 than this node has" in other
+    assert "history    another state of outer step 1 is shown by …5Z1T2a" in other

@@ -40,6 +40,7 @@ EXAMPLES: tuple[object, ...] = (
             steps_left=3,
             probation_steps=4,
             endorsed_step=2,
+            other_history="another state of outer step 1 is shown by …7R3pq1",
         ),
         serving=ServingStatus(model="stdlib-1m", start=0, end=2, num_sessions=1, tokens_per_s=30.0),
         memory_bytes=2**30,

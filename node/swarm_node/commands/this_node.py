@@ -152,6 +152,7 @@ def _training_lines(training: TrainingStatus) -> dict[str, str | Sequence[str]]:
         "entered": training.entered,
         "held out": training.held_out,
         "endorsed": _endorsed(training),
+        "history": training.other_history,
         "convicted": training.convicted,
         "links": training.slow_links,
     }

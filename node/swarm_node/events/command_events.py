@@ -194,7 +194,8 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         state="text: starting, seeding, idle, training, serving, gateway, dashboard, draining, paused",
         training="object?: run, outer_step, num_outer_steps, loss, tokens_per_s, waits_for, waits_s, slow_links, "
         "convicted, steps_left (of its probation; 0: none), probation_steps, endorsed_step (0: none known), "
-        "endorses_other, entered (the invitation or the vouches), held_out (scores on held-out data, in words)",
+        "endorses_other, entered (the invitation or the vouches), held_out (scores on held-out data, in words), "
+        "other_history (who shows one that this node does not follow, in words)",
         serving="object?: model, start, end, num_sessions, tokens_per_s",
         memory_bytes="int: resident memory of the daemon and its libp2p child",
         pause="text: why it is paused: hours or budget; empty: it is not paused",

@@ -92,7 +92,7 @@ class RunTraining:
         self._begun = False
         self._reports_tokens = False
         self._standing: dict[str, Any] = {}
-        """The fields of a status on probation, entry, endorsements and scores."""
+        """The fields of a status on probation, entry, endorsements, scores and another history."""
 
     @asynccontextmanager
     async def taking_part(self) -> AsyncIterator[None]:

@@ -15,6 +15,7 @@ from swarm.training.trainer_events import (
     OtherHistory,
     OuterStep,
     RunEntered,
+    RunResumed,
     StateEndorsed,
     TrainingEvent,
     Waiting,
@@ -39,6 +40,8 @@ def standing_in(event: TrainingEvent, probation_steps: int) -> dict[str, Any]:
             return {"endorsed_step": event.step, "endorses_other": event.is_other}
         case HeldOutScored():
             return {"held_out": score_words(event)}
+        case OtherHistory() | RunResumed():  # all members follow the order by which the author resumes the run
+            return {"other_history": event.words(short_id) if isinstance(event, OtherHistory) else ""}
         case _:
             return {}
 

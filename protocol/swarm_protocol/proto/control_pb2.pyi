@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TrainingStatus(_message.Message):
-    __slots__ = ("run", "outer_step", "num_outer_steps", "loss", "tokens_per_s", "waits_for", "waits_s", "slow_links", "convicted", "steps_left", "probation_steps", "endorsed_step", "endorses_other", "entered", "held_out")
+    __slots__ = ("run", "outer_step", "num_outer_steps", "loss", "tokens_per_s", "waits_for", "waits_s", "slow_links", "convicted", "steps_left", "probation_steps", "endorsed_step", "endorses_other", "entered", "held_out", "other_history")
     RUN_FIELD_NUMBER: _ClassVar[int]
     OUTER_STEP_FIELD_NUMBER: _ClassVar[int]
     NUM_OUTER_STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class TrainingStatus(_message.Message):
     ENDORSES_OTHER_FIELD_NUMBER: _ClassVar[int]
     ENTERED_FIELD_NUMBER: _ClassVar[int]
     HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+    OTHER_HISTORY_FIELD_NUMBER: _ClassVar[int]
     run: str
     outer_step: int
     num_outer_steps: int
@@ -43,7 +44,8 @@ class TrainingStatus(_message.Message):
     endorses_other: bool
     entered: str
     held_out: str
-    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., num_outer_steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., waits_for: _Optional[str] = ..., waits_s: _Optional[float] = ..., slow_links: _Optional[_Iterable[str]] = ..., convicted: _Optional[_Iterable[str]] = ..., steps_left: _Optional[int] = ..., probation_steps: _Optional[int] = ..., endorsed_step: _Optional[int] = ..., endorses_other: _Optional[bool] = ..., entered: _Optional[str] = ..., held_out: _Optional[str] = ...) -> None: ...
+    other_history: str
+    def __init__(self, run: _Optional[str] = ..., outer_step: _Optional[int] = ..., num_outer_steps: _Optional[int] = ..., loss: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., waits_for: _Optional[str] = ..., waits_s: _Optional[float] = ..., slow_links: _Optional[_Iterable[str]] = ..., convicted: _Optional[_Iterable[str]] = ..., steps_left: _Optional[int] = ..., probation_steps: _Optional[int] = ..., endorsed_step: _Optional[int] = ..., endorses_other: _Optional[bool] = ..., entered: _Optional[str] = ..., held_out: _Optional[str] = ..., other_history: _Optional[str] = ...) -> None: ...
 
 class ServingStatus(_message.Message):
     __slots__ = ("model", "start", "end", "num_sessions", "tokens_per_s")

@@ -53,6 +53,7 @@ from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
 from swarm_protocol.control_messages import TrainingStatus
 from swarm_protocol.errors import ConfigError, RoundError
+from swarm_protocol.limits import MAX_OUTER_STEP
 
 PEERS = tuple(f"12D3KooW{number:08d}" for number in range(70))
 SHOWN = TrainingStatus(run="r", outer_step=1, num_outer_steps=2, tokens_per_s=533.0)
@@ -255,6 +256,17 @@ def test_start_without_another_member_and_another_history_are_told_to_the_user(t
     assert "another state of outer step 2 is shown by …00000000:" in warned["message"]
     assert details == [f"from outer step 0 of {RUN.config.outer_steps}; {alone}"]
     assert (begun["event"], begun["outer_step"], begun["is_alone"]) == ("training", 0, True)
+
+
+def test_status_says_that_peers_show_another_history_until_the_author_resumes_one(tmp_path: Path) -> None:
+    training = make_training(tmp_path, io.StringIO(), [])
+    training._trainer = cast("Any", SimpleNamespace(report=None, waiting=None, state=None, bans=(), alone=""))
+    training._saving = cast("Any", SimpleNamespace(after=lambda *_: None))
+    training._tell(OtherHistory(step=MAX_OUTER_STEP, peers=PEERS))
+    status = training._with_waiting(SHOWN)
+    assert status.other_history.startswith(f"another state of outer step {MAX_OUTER_STEP} is shown by …00000000, ")
+    training._tell(RunResumed(step=2, digest=DIGEST, sequence=1, roster=PEERS))
+    assert training._with_waiting(SHOWN).other_history == ""
 
 
 def test_newcomer_does_not_train_while_it_waits_for_the_endorsed_state(tmp_path: Path) -> None:

@@ -385,7 +385,7 @@ def decision_s(state: RoundState, now: float) -> float:
     grows with each failed attempt, since the others' intervals may take many times as long."""
     rest_s = max(state.setup.grace_s, MAX_GRACE_S) + 2 * state.setup.patience_s
     if state.setup.roster and not (state.mine and state.mine.num_tokens):
-        return max(0.0, _work_due_at(state) - now) + rest_s
+        return max(0.0, _work_due_at(state) - now) + rest_s * (1 + state.attempts.num_failed)
     return (state.interval_s + rest_s) * (1 + state.attempts.num_failed)
 
 

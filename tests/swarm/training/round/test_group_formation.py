@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,15 @@ from support.work_count import num_lines
 from swarm.training.allreduce import parts
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.clusters import draw_clusters
-from swarm.training.round.group_formation import EXPIRED, MAX_GRACE_S, OWN_EXPIRED, UNINVITED, decision_s, grace_after
+from swarm.training.round.group_formation import (
+    EXPIRED,
+    MAX_GRACE_S,
+    MIN_WORK_DUE_S,
+    OWN_EXPIRED,
+    UNINVITED,
+    decision_s,
+    grace_after,
+)
 from swarm.training.round.group_members import (
     NOT_ADMITTED,
     complaint,
@@ -416,6 +425,25 @@ def test_member_moves_on_when_the_coordinator_does_not_answer_or_keeps_putting_i
     state, (ask,) = step(state, Tick(), now + 1.0)
     assert isinstance(ask, Ask)
     assert (ask.ready.attempt, ask.peer) == (1, coordinator_of(attempt_beacon("run", DIGEST, 5, 1), (A, B, C, D)))
+
+
+def test_each_failed_attempt_of_a_member_without_work_waits_longer_for_the_next_group() -> None:
+    """Work of others that is due may still take many times as long, and each attempt that ends costs all of them a new
+    report."""
+    coordinator = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), (A, B, C, D))
+    me = next(peer for peer in (A, B, C, D) if peer != coordinator)
+    state, now, waits, asked_at = begin(replace(TERMS, me=me), accused={}), MIN_WORK_DUE_S, list[float](), 0.0
+    state, actions = step(state, Offered(contribution=Contribution(peer_id=me)), now)
+    while len(waits) < 3:
+        for action in actions:
+            if isinstance(action, Ask):
+                asked_at = now
+            elif isinstance(action, GiveUp) and "has formed no group" in action.reason:
+                waits.append(now - asked_at)
+        now = wake_at(state) or now
+        state, actions = step(state, Tick(), now)
+    assert waits[0] == pytest.approx(MAX_GRACE_S + 2 * TERMS.patience_s)
+    assert all(later - earlier > waits[0] / 2 for earlier, later in pairwise(waits)), waits
 
 
 # --- credentials that expire while a group forms ----------------------------------------------------------------------

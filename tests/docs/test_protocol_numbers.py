@@ -131,13 +131,13 @@ SAID = [
     ("rounds.md", f"at least {run_context.FOUNDING_GRACE_S:.0f} s for a run's first group"),
     (
         "rounds.md",
-        f"`reduce_s` = {run_context.SPARE_S:.0f} s + 2 × encoded bytes ÷ "
+        f"`reduce_s` = {run_context.SPARE_REDUCE_S:.0f} s + 2 × encoded bytes ÷ "
         f"{peer_connections.SLOWEST_MEMBER_BYTES_PER_S:,.0f} ÷ {part_streams.SLICES_SHARE}",
     ),
     ("rounds.md", f"After {part_streams.SLICES_SHARE} of `reduce_s` an owner gives up"),
     ("rounds.md", f"after {part_streams.RESULTS_SHARE} the others for an owner"),
     ("rounds.md", f"after {part_streams.AUDITS_SHARE} auditors"),
-    ("rounds.md", f"`vote_s` = {run_context.SPARE_S:.0f} s + N ÷ {run_context.SLOWEST_VALUES_PER_S:,.0f}"),
+    ("rounds.md", f"`vote_s` = {run_context.SPARE_VOTE_S:.0f} s + N ÷ {run_context.SLOWEST_VALUES_PER_S:,.0f}"),
     ("rounds.md", f"between 1/{parts.NOISE} and {parts.NOISE} becomes 1"),
     ("rounds.md", f"cut to 1/{parts.MAX_SKEW:.0f} and {parts.MAX_SKEW:.0f}"),
     ("rounds.md", f"L is N ÷ {parts.LEAST_LEAVES:,}, rounded down to a multiple of {CUT_VALUES}, at least"),

@@ -42,8 +42,9 @@ PATIENCE_S = 10.0
 """Time after the grace until a coordinator reports that too few members are ready."""
 SLOWEST_VALUES_PER_S = 2e7
 """Speed of an outer step and its digests on a very slow machine; a small computer is ten times as fast."""
-SPARE_S = 10.0
-"""The part of a phase's deadline that does not grow with the vector."""
+SPARE_VOTE_S, SPARE_REDUCE_S = 10.0, 40.0
+"""The parts of a phase's deadline that do not grow with the vector. With round trips of 3 s, as on a home's line whose
+queue is full, a vote takes one of them, and a reduction with its audits ten."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -111,8 +112,8 @@ def setup_of(context: RunContext, convicted: Collection[str]) -> RoundSetup:
         order=replica.proof.origin.order if replica.proof else b"",
         grace_s=grace_s,
         patience_s=grace_s + PATIENCE_S,
-        reduce_s=min(limits.MAX_PHASE_S, SPARE_S + bytes_s),
-        vote_s=min(limits.MAX_PHASE_S, SPARE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
+        reduce_s=min(limits.MAX_PHASE_S, SPARE_REDUCE_S + bytes_s),
+        vote_s=min(limits.MAX_PHASE_S, SPARE_VOTE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
     )
 
 

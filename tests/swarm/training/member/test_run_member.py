@@ -626,10 +626,12 @@ def test_partition_ends_in_one_state_when_both_halves_went_on() -> None:
     virtual_time.run(main(), compute_s=COST)
 
 
-def test_run_over_links_with_round_trips_of_a_second_commits_its_steps() -> None:
+@pytest.mark.parametrize("num_members", [3, 8])
+def test_run_over_links_with_round_trips_of_three_seconds_commits_its_steps(num_members: int) -> None:
     async def main() -> None:
-        async with Swarm(config(min_group=3), link=LinkModel(latency_s=0.5)) as swarm:
-            members = [await swarm.join(f"m{index}") for index in range(3)]
+        link = LinkModel(latency_s=1.5, jitter_s=0.1)
+        async with Swarm(config(min_group=num_members), link=link) as swarm:
+            members = [await swarm.join(f"m{index}") for index in range(num_members)]
             assert_equal_steps(await swarm.finish(), 3)
             assert not any(member.of(RoundAborted) for member in members)
 

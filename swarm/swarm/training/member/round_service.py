@@ -7,6 +7,7 @@ a step that this member has not begun yet waits until it does. The only state is
 from __future__ import annotations
 
 import asyncio
+import math
 
 from swarm_protocol.commit_messages import Abort, Certificate, Lock, Vote, VoteReply
 from swarm_protocol.envelope import unverified
@@ -33,6 +34,9 @@ from swarm.training.state.state_transfer import Donor
 OPENING_S = 60.0
 """Time for the first message of a peer's stream, which can wait behind all slices that its sender's uplink has to
 carry, and for this member to begin the step that a follower is at."""
+LATE_S = 10.0
+"""Seconds between two steps after which this member refuses reports: fetching a state over a slow line takes many
+minutes, and the others would wait for it as their coordinator."""
 MAX_PENDING_REVOCATIONS = 64
 """Maximum revocations that a member keeps until the state knows them: each step takes in one."""
 WATCHED_S = 5.0
@@ -51,6 +55,7 @@ class RoundService:
         self._convictions = convictions
         self._changed = asyncio.Event()
         self._closed = False
+        self._idle_since_s = math.inf
         self._shown = NewestItems[str, tuple[float, int]](MAX_WATCHERS)
         """The time of the last answer to each peer that watches, and the outer step that it was shown."""
 
@@ -61,6 +66,7 @@ class RoundService:
         return any(step < newest and at_s > since_s for at_s, step in self._shown.values())
 
     async def open(self) -> None:
+        self.set_driver(None)
         network, methods = self._context.network, self._context.methods
         self._convictions.in_group = self._group
         donor = Donor(self._context.replica)
@@ -93,6 +99,7 @@ class RoundService:
     def set_driver(self, driver: RoundDriver | None) -> None:
         """Pass requests to `driver` from now on."""
         self.driver = driver
+        self._idle_since_s = asyncio.get_running_loop().time() if driver is None else math.inf
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -154,6 +161,8 @@ class RoundService:
             async with asyncio.timeout(POLL_S):
                 driver = await self._driver_at(ready.step, peer)
         except TimeoutError:
+            if asyncio.get_running_loop().time() > self._idle_since_s + LATE_S:
+                raise PeerRefused("this member is not ready for the step: it still gets the state before it") from None
             return ReadyReply(kind="pending")
         if driver.state.abstains:
             raise PeerRefused("this member has lost the state that it voted from, and waits for it")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.faults import Fault, FaultScript
 from support.leaks import no_leaks
 from support.training_swarm import (
     NUM_VALUES,
@@ -34,6 +35,7 @@ from swarm.training.member.members_watch import LIST_S, MAX_LIST_S, MAX_WATCH_S,
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember, RunMemberOptions
 from swarm.training.round import group_formation
+from swarm.training.round.group_formation import MAX_GRACE_S
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
 from swarm.training.state.certificate_history import Proof
@@ -364,6 +366,25 @@ def test_member_that_left_in_the_middle_of_a_step_is_no_coordinator_that_puts_ot
                     await asyncio.sleep(0.1)
 
     virtual_time.run(main(), compute_s=interval_cost)
+
+
+@pytest.mark.parametrize("slow", ["m0", "m1", "m2"])
+def test_member_that_gets_its_state_for_minutes_holds_up_the_others_for_seconds(slow: str) -> None:
+    """It put the others off as their coordinator for as long as an interval takes and a minute more. One of the three
+    is the coordinator of the next attempt."""
+    script = FaultScript([Fault(who=slow, phase="round.applied", what="delay", nth=2, delay_s=300.0)])
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=10), script) as swarm:
+            for name in ("m0", "m1", "m2"):
+                await swarm.join(name, inner=SyntheticInner(virtual_step_s=12.0))
+            members = await swarm.finish(timeout_s=6000.0)
+            assert_equal_steps(members, 10)
+            others = [member for member in members if member.name != slow]
+            assert max(event.seconds for member in others for event in member.of(OuterStep)) < 60.0 + MAX_GRACE_S + 20.0
+
+    virtual_time.run(main())
+    script.assert_all_fired()
 
 
 def test_stopped_member_leaves_after_the_step_and_the_others_continue() -> None:

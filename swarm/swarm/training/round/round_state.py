@@ -265,7 +265,10 @@ def may_leave_now(state: RoundState) -> bool:
     setup = state.setup
     if not is_waiting(state) or state.lock is not None or state.own_prepare_vote is not None:
         return False
-    return setup.me not in (*setup.roster, *setup.leased) or state.attempts.short_since is not None
+    # a coordinator has waited in vain for members that are busy with their intervals, too, but they are there
+    there = roster_left(state) - state.faults.doubted.keys()
+    is_short = state.attempts.short_since is not None and not setup.succession.is_usual(setup.roster, there)
+    return is_short or setup.me not in (*setup.roster, *setup.leased)
 
 
 def moves_at(state: RoundState) -> float | None:

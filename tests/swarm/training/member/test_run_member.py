@@ -406,6 +406,28 @@ def test_stopped_member_leaves_after_the_step_and_the_others_continue() -> None:
     virtual_time.run(main(), compute_s=COST)
 
 
+def test_stopped_member_that_is_ready_long_before_the_others_leaves_with_their_step() -> None:
+    """It left at once, since its attempts ended with too few members that were ready: its work was lost, and the others
+    had one member less of their last step."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=4)) as swarm:
+            quick = await swarm.join("m0", inner=SyntheticInner(virtual_step_s=4.0))
+            for name in ("m1", "m2", "m3"):
+                await swarm.join(name, inner=SyntheticInner(virtual_step_s=20.0))
+            while not quick.of(OuterStep):
+                await asyncio.sleep(0.1)
+            quick.trainer.stop()
+            await swarm.finish("m0")
+            assert len(quick.of(IntervalDone)) == len(quick.of(OuterStep)) == 2
+            assert quick.peer_id in quick.of(OuterStep)[-1].group
+            await quick.trainer.close()
+            await quick.network.close()
+            assert_equal_steps(await swarm.finish("m1", "m2", "m3"), 4)
+
+    virtual_time.run(main())
+
+
 def test_stopped_member_leaves_at_once_when_no_step_can_end() -> None:
     """The first one is a founder whose members have not joined yet, the second one has lost the other of two
     members."""

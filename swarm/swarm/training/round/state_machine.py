@@ -238,7 +238,9 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
         return fail(state, "recomputing the resumed outcome led to a different state", (), now)
     vote = state.signed.vote(outcome, "prepare")
     own_vote = OwnPrepareVote(vote=vote, origin=group.origin or state.signed.data)
-    voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=now + group.vote_s)
+    # others may still reduce, or take from this member the parts that an owner withheld from them
+    deadline = max(state.timers.deadline or now, now) + group.vote_s
+    voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=deadline)
     state = replace(state, phase="preparing", own_prepare_vote=own_vote, voting=voting, timers=timers)
     return state, [CastVote(vote=vote, peers=other_members(state))]
 

@@ -549,7 +549,7 @@ def test_made_up_vote_and_a_missing_one_have_no_honest_member_accused() -> None:
     liar, made_up = OTHERS[0], replace(OUTCOME, part_digests=(b"x" * 32,) * len(PEERS), state_digest=b"x" * 32)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
     script += [(2.0, vote_of(peer, FIRST, OUTCOME)) for peer in (ME, COORDINATOR)]
-    state, actions = run([*script, (2.1, vote_of(liar, FIRST, made_up)), (13.0, Tick())])
+    state, actions = run([*script, (2.1, vote_of(liar, FIRST, made_up)), (32.0, Tick())])
     assert any(isinstance(each, GiveUp) for each in actions)
     assert not state.faults.accused
     assert set(state.faults.unreachable) == {liar}

@@ -212,33 +212,34 @@ async def join(
     if patience_s and (given.addrs or given.are_missing):
         await _wait_until_one_is_there(given.addrs, patience_s)
     outcomes = await _dial_until_one_answers(host, given.addrs, remembered, network_id, find_nearby)
-    greetings = {target: each for target, each in outcomes.items() if isinstance(each, Greeting)}
-    contacts = [each for each in greetings if isinstance(each, Contact)]
-    entry = NetworkEntry(
-        given=tuple(dict.fromkeys(each.peer_id for each in greetings if isinstance(each, PeerAddr))),
-        remembered=tuple(each.peer_id for each in contacts if each in remembered),
-        nearby=tuple(each.peer_id for each in contacts if each not in remembered),
-    )
+    entry = _entry_through(outcomes, remembered)
     failures: Failures = {**given.failures, **_failures(outcomes)}
     if not entry.given and (refusals := _refusals(failures)):
         raise _refusal_error(failures, refusals)
-    if greetings:
+    if entry.peer_ids:
         for addr, failure in failures.items():
             logger.warning("%s: %s", addr, failure)
-        _check_clock([greeting.skew_s for greeting in greetings.values()])
+        _check_clock(outcomes)
         return entry
-    if not failures and find_nearby is None and (may_be_first or not remembered):
+    if not failures and (may_be_first or not (remembered or find_nearby)):
         return entry
     error = _unreachable_error(
-        failures,
-        # a remembered or local peer may have refused this node: after an update all of them may
-        next((each for each in outcomes.values() if isinstance(each, PeerRefused)), None),
-        num_remembered=len(remembered),
-        was_sought_nearby=find_nearby is not None,
+        failures, outcomes, num_remembered=len(remembered), was_sought_nearby=find_nearby is not None
     )
     if may_be_first and isinstance(error, NobodyReached):
         return NetworkEntry(unreached=error)
     raise error
+
+
+def _entry_through(outcomes: Outcomes, remembered: Sequence[Contact]) -> NetworkEntry:
+    """Return the entry through the peers that answered."""
+    answered = [target for target, each in outcomes.items() if isinstance(each, Greeting)]
+    contacts = [each for each in answered if isinstance(each, Contact)]
+    return NetworkEntry(
+        given=tuple(dict.fromkeys(each.peer_id for each in answered if isinstance(each, PeerAddr))),
+        remembered=tuple(each.peer_id for each in contacts if each in remembered),
+        nearby=tuple(each.peer_id for each in contacts if each not in remembered),
+    )
 
 
 async def _wait_until_one_is_there(addrs: Sequence[PeerAddr], within_s: float) -> None:
@@ -339,7 +340,7 @@ def _refusal_error(failures: Failures, refusals: Sequence[PeerRefused]) -> Confi
 
 
 def _unreachable_error(
-    failures: Failures, refusal: PeerRefused | None, *, num_remembered: int, was_sought_nearby: bool
+    failures: Failures, outcomes: Outcomes, *, num_remembered: int, was_sought_nearby: bool
 ) -> StartError:
     reasons = []
     if failures:
@@ -351,7 +352,8 @@ def _unreachable_error(
         reasons.append(f"nor any of the {num_remembered} peers that this node remembers")
     elif num_remembered:
         reasons.append(f"none of the peers that this node remembers ({num_remembered}) could be reached")
-    if refusal is not None:
+    # a remembered or local peer may have refused this node: after an update all of them may
+    if refusal := next((each for each in outcomes.values() if isinstance(each, PeerRefused)), None):
         reasons.append(f"one that answered cannot be joined: {refusal.message}")
         return StartError("; ".join(reasons), remedy=refusal.remedy)
     if was_sought_nearby:
@@ -359,7 +361,8 @@ def _unreachable_error(
     return NobodyReached("; ".join(reasons), remedy=remedy)
 
 
-def _check_clock(skews_s: Sequence[float]) -> None:
+def _check_clock(outcomes: Outcomes) -> None:
+    skews_s = [each.skew_s for each in outcomes.values() if isinstance(each, Greeting)]
     skew_s = statistics.median(skews_s)
     if abs(skew_s) <= limits.MAX_CLOCK_SKEW_S:
         return

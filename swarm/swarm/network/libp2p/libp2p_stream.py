@@ -8,7 +8,7 @@ the loop.
 A stream outlives the connection below it. When its byte stream ends without END or FAILURE, `pump` calls its
 `Reconnect` for another one, and both sides send again what the other has not received. `stream_resume` makes such
 streams and finds their byte streams. `kept_frames` keeps the frames to send again, and `unread_messages` the messages
-that wait to be received. `stream_buffers` reads and writes bytes.
+that wait to be received. `stream_buffers` reads and writes byte streams.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import cast
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
@@ -26,10 +25,9 @@ from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, cut_off
 from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames
-from swarm.network.libp2p.stream_buffers import Leaving, StreamBuffers
+from swarm.network.libp2p.stream_buffers import ByteStream
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.peer_budgets import UnreadBudget
-from swarm.network.rate import PacedWriter, write
 from swarm.network.traffic import Traffic
 from swarm.network.unread_messages import UnreadMessages
 
@@ -83,7 +81,7 @@ class Libp2pStream:
         Without `resumption` the stream ends with its connection.
         """
         self._traffic = traffic or Traffic()
-        self._attach(reader, writer)
+        self._wire = ByteStream(reader, writer, self._check_frame, self._accept, self._traffic)
         self.peer_id = peer_id
         self._timeout_s = timeout_s
         self._unread = UnreadMessages(self, unread or UnreadBudget(), max_message_bytes)
@@ -93,22 +91,13 @@ class Libp2pStream:
         self._coming_since_s = 0.0  # when the latest long piece began to come
         self._is_acknowledged = False  # whether an acknowledgement came since the last call of `acknowledge`
         self._send_credit = framing.WINDOW_BYTES
-        self._changed = asyncio.Event()  # wakes receive
-        self._granted = asyncio.Event()  # wakes send
-        self._attached = asyncio.Event()  # wakes tasks that wait for another byte stream
+        self._changed = asyncio.Event()  # wakes who waits for a message, for credit, or for another byte stream
         self._finished = False
         self._is_in_message = False  # whether more pieces have to follow the last one that was sent
         self._error: SwarmError | None = None
         self.num_signs = 0
         """Number of frames that have come, including acknowledgements. While the other side takes data, at least one
         comes each second."""
-
-    def _attach(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Go on over this byte stream."""
-        self._reader = reader
-        self._writer = writer
-        self._wire = StreamBuffers(self._check_frame, self._accept, self._traffic.download)
-        self._outbox = PacedWriter(writer, self._traffic.turns)
 
     # --- what users of a stream see ---------------------------------------------------------------------------------
 
@@ -120,7 +109,7 @@ class Libp2pStream:
         if self._is_in_message and self._error is None:
             raise cut_off(self.peer_id)
         is_out = self._send_at_once(message)
-        if is_out and self._wire.has_room and self._outbox.is_empty:
+        if is_out and self._wire.is_idle:
             return
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -141,7 +130,11 @@ class Libp2pStream:
             return message
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._next_message()
+                while message is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+                    message = self._take_message()
+                return message
         except TimeoutError:
             raise self._timed_out("sent nothing") from None
 
@@ -159,9 +152,9 @@ class Libp2pStream:
     async def pump(self) -> None:
         """Read until the stream ends, or the other side breaks the protocol. Raises only CancelledError."""
         try:
-            await self._wire.run(self._reader, cast("asyncio.Transport", self._writer.transport))
+            await self._wire.read()
             while await self._resume():
-                await self._wire.run(self._reader, cast("asyncio.Transport", self._writer.transport))
+                await self._wire.read()
             self._fail(PeerUnreachable("the peer left the stream", peer_id=self.peer_id))
         except PeerViolation as violation:
             violation.peer_id = self.peer_id
@@ -179,20 +172,16 @@ class Libp2pStream:
         """Tell the other side that this side has left, and close the stream. Bytes already written are still sent;
         nothing more is received. Call it only after `pump` has ended."""
         self._over()
-        self._outbox.flush()
-        if not self._wire.is_lost:
-            # END would look to the handler as if this side had finished sending
-            write(self._writer, framing.frame(Kind.FAILURE, encode_failure(PeerUnreachable("the peer has left"))))
-            Leaving(self._writer, LINGER_S)
+        # END would look to the handler as if this side had finished sending
+        self._wire.leave(framing.frame(Kind.FAILURE, encode_failure(PeerUnreachable("the peer has left"))), LINGER_S)
 
     def abort(self) -> None:
         self._over()
-        self._outbox.drop()
-        self._writer.transport.abort()
+        self._wire.abort()
 
     def break_off(self) -> None:
         """Abort the present byte stream, so that the stream goes on over another one."""
-        self._writer.transport.abort()
+        self._wire.abort()
 
     @property
     def is_carried(self) -> bool:
@@ -249,7 +238,6 @@ class Libp2pStream:
                 self._send_credit += length
                 if self._send_credit > framing.WINDOW_BYTES:
                     raise PeerViolation("the peer granted more than it can have taken")
-                self._granted.set()
             case Kind.FINISH:
                 self._unread.is_finished = True
             case Kind.FAILURE:
@@ -268,7 +256,7 @@ class Libp2pStream:
 
     def _write_acknowledgement(self) -> None:
         if self._sent is not None and self.is_carried:
-            self._outbox.write((self._received.acknowledgement(),), at_once=True)
+            self._wire.write((self._received.acknowledgement(),), at_once=True)
 
     @property
     def _is_over(self) -> bool:
@@ -285,8 +273,8 @@ class Libp2pStream:
             return False
         assert self._reconnect is not None
         assert self._sent is not None
-        self._writer.transport.abort()
         self._wire.is_lost = True  # so that nothing is written until there is another byte stream
+        self._wire.abort()
         self._unread.cut_off()
         try:
             resumed = await self._reconnect(self._received.num_frames)
@@ -295,12 +283,11 @@ class Libp2pStream:
         if self._error is not None or not self._sent.can_resend:  # these may have changed meanwhile
             resumed.writer.transport.abort()
             return False
-        self._outbox.drop()
-        self._attach(resumed.reader, resumed.writer)
+        self._wire = ByteStream(resumed.reader, resumed.writer, self._check_frame, self._accept, self._traffic)
         self._received.note_acknowledged()  # by `reconnect`
         for frame in self._sent.to_resend(resumed.num_received):
-            self._outbox.write(frame, at_once=False)
-        self._attached.set()
+            self._wire.write(frame, at_once=False)
+        self._changed.set()
         return True
 
     def _fail(self, error: SwarmError) -> None:
@@ -309,13 +296,11 @@ class Libp2pStream:
         if self._sent is not None:
             self._sent.drop()
         self._changed.set()
-        self._granted.set()
-        self._attached.set()
 
     def _send_at_once(self, message: bytes) -> bool:
         """Send the message if that needs no waiting, which is the usual case. Return whether it was sent."""
         fits = len(message) <= framing.CHUNK_BYTES and framing.cost(len(message)) <= self._send_credit
-        if not fits or self._error is not None or not (self._wire.has_room and self._outbox.is_empty):
+        if not fits or self._error is not None or not self._wire.is_idle:
             return False
         self._send_credit -= framing.cost(len(message))
         self._write_piece(Kind.DATA, message)
@@ -323,8 +308,8 @@ class Libp2pStream:
 
     async def _spend(self, num_bytes: int) -> None:
         while self._error is None and self._send_credit < num_bytes:
-            self._granted.clear()
-            await self._granted.wait()
+            self._changed.clear()
+            await self._changed.wait()
         if self._error is not None:
             raise self._error.with_traceback(None)
         self._send_credit -= num_bytes
@@ -347,35 +332,22 @@ class Libp2pStream:
             return
         if self._received.unacknowledged_cost >= framing.RIDING_ACK_BYTES and self._sent is not None:
             frame = (self._received.acknowledgement(), *frame)
-        self._outbox.write(frame, at_once=at_once)
+        self._wire.write(frame, at_once=at_once)
 
     async def _drain(self) -> None:
         """Wait until the system has taken what was written, on this byte stream or a later one."""
         while True:
             wire = self._wire
             try:
-                await self._outbox.emptied()
                 await wire.drained()
                 return
             except ConnectionError:
                 if self._error is not None or not self._can_resume:
                     # `pump` may still find the other side's reason in bytes that came before the connection was lost
                     raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
-            await self._other_than(wire)
-
-    async def _other_than(self, wire: StreamBuffers) -> None:
-        """Wait until there is another byte stream than that of `wire`, or the stream has failed."""
-        while self._wire is wire and self._error is None:
-            self._attached.clear()
-            await self._attached.wait()
-
-    async def _next_message(self) -> bytes:
-        """Wait for the next message. None is here yet."""
-        while True:
-            self._changed.clear()
-            await self._changed.wait()
-            if (message := self._take_message()) is not None:
-                return message
+            while self._wire is wire and self._error is None:
+                self._changed.clear()
+                await self._changed.wait()
 
     def _take_message(self) -> bytes | None:
         """Return the next message, or None if it is not here yet. Raises what `receive` raises, once all messages are

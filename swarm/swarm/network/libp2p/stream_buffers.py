@@ -1,14 +1,14 @@
 """Reads the frames of one stream from a connection to the libp2p daemon, and tracks whether there is room to write.
 
-It is an asyncio protocol instead of a StreamReader. So a frame is passed on in the same turn of the loop in which its
-last byte came, without waking a task, and a long body is read directly into its own buffer. `libp2p_stream` interprets
-the frames.
+`StreamBuffers` is an asyncio protocol instead of a StreamReader. So a frame is passed on in the same turn of the loop
+in which its last byte came, without waking a task, and a long body is read directly into its own buffer. `ByteStream`
+writes frames, too. `libp2p_stream` interprets them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import cast
 
@@ -16,7 +16,8 @@ from swarm_protocol.errors import PeerViolation
 
 from swarm.network import framing
 from swarm.network.framing import Kind
-from swarm.network.rate import Allowance
+from swarm.network.rate import Allowance, PacedWriter, write
+from swarm.network.traffic import Traffic
 
 SCRATCH_BYTES = 2**14
 """Bytes of the buffer for headers and short bodies: several messages of a model's server."""
@@ -258,6 +259,52 @@ class StreamBuffers(asyncio.BufferedProtocol):
             self._ended.set_result(None)
         else:
             self._ended.set_exception(violation)
+
+
+class ByteStream(StreamBuffers):
+    """Reads the frames of one byte stream, and writes frames to it in turn with other streams, within the limits of
+    `traffic`."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        announced: Callable[[Kind, int], bool],
+        accept: Callable[[Kind, int, bytes], None],
+        traffic: Traffic,
+    ) -> None:
+        super().__init__(announced, accept, traffic.download)
+        self._reader = reader
+        self._writer = writer
+        self._outbox = PacedWriter(writer, traffic.turns)
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether what is written now is sent at once."""
+        return self.has_room and self._outbox.is_empty
+
+    async def read(self) -> None:
+        """Read until the other side leaves. Raises PeerViolation."""
+        await self.run(self._reader, cast("asyncio.Transport", self._writer.transport))
+
+    def write(self, frame: Sequence[bytes | memoryview], *, at_once: bool) -> None:
+        self._outbox.write(frame, at_once=at_once)
+
+    async def drained(self) -> None:
+        await self._outbox.emptied()
+        await super().drained()
+
+    def leave(self, last: bytes, patience_s: float) -> None:
+        """Write what is queued, and the `last` frame. Then close the byte stream once the other side has, or after
+        `patience_s`."""
+        self._outbox.flush()
+        if not self.is_lost:
+            write(self._writer, last)
+            Leaving(self._writer, patience_s)
+
+    def abort(self) -> None:
+        self._writer.transport.abort()
+        self._outbox.drop()
 
 
 class Leaving(asyncio.Protocol):

@@ -108,13 +108,13 @@ def test_message_is_sent_without_copies_except_for_the_kept_pieces_of_a_long_one
         resumption = _resumption() if is_kept else None
         # the receiver acknowledges nothing
         async with _stream(near, resumption=resumption) as sender, _stream(far) as receiver:
-            written, write = list[object](), sender._outbox.write
+            written, write = list[object](), sender._wire.write
 
             def note(frame: Sequence[bytes | memoryview], *, at_once: bool) -> None:
                 written.extend(frame)
                 write(frame, at_once=at_once)
 
-            sender._outbox.write = note  # type: ignore[method-assign]
+            sender._wire.write = note  # type: ignore[method-assign]
             for message, num_pieces in ((usual, 1), (long, 2)):
                 written.clear()
                 await sender.send(message)
@@ -145,16 +145,16 @@ def test_sender_of_a_long_frame_gets_acknowledgements_and_answers_none_of_them()
             _stream(far, resumption=_resumption()) as receiver,
         ):
             body = bytes(100_000)
-            sender._writer.write(framing.HEADER.pack(framing.Kind.DATA, len(body)) + body[:50_000])
+            sender._wire._writer.write(framing.HEADER.pack(framing.Kind.DATA, len(body)) + body[:50_000])
             await _until_heard(receiver)
             written = list[object]()
-            sender._outbox.write = lambda frame, **_: written.append(frame)  # type: ignore[method-assign]
+            sender._wire.write = lambda frame, **_: written.append(frame)  # type: ignore[method-assign]
             num_signs = sender.num_signs
             await _until_heard(sender)
             assert sender.num_signs == num_signs + 1
             assert not sender.acknowledge()
             assert written == []
-            sender._writer.write(body[50_000:])
+            sender._wire._writer.write(body[50_000:])
             assert await receiver.receive() == body
 
     asyncio.run(main())

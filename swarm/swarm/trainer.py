@@ -97,6 +97,22 @@ class Step:
     fragment: int
 
 
+class FailedIntervals:
+    """Logs the first of a member's failures for one reason at a step, and then each time that their number has
+    doubled."""
+
+    def __init__(self) -> None:
+        self._last: IntervalFailed | None = None
+        self._num_failed = 0
+
+    def warn_of(self, event: IntervalFailed) -> None:
+        self._num_failed = self._num_failed + 1 if event == self._last else 1
+        self._last = event
+        if self._num_failed.bit_count() == 1:
+            times = f" ({self._num_failed} times in a row)" if self._num_failed > 1 else ""
+            logger.warning("this member brings nothing to outer step %d: %s%s", event.step, event.reason, times)
+
+
 class Trainer:
     """Takes part in a run, as `swarm-node join --run` does. A context manager, and an iterator over outer steps.
 
@@ -142,8 +158,8 @@ class Trainer:
             parse_run_invitation(each) if isinstance(each, str) else each for each in options.invitations
         )
         given = {"model": model, "optimizer": optimizer, "data": data, "loss": loss}
-        self._own = given_module(self.run.config, given, evaluate, options.collate)
-        self._inner = ModuleInner(self.run.config, self._own) if self._own else None
+        own = given_module(self.run.config, given, evaluate, options.collate)
+        self._inner = ModuleInner(self.run.config, own) if own else None
         self._state: ReplicaState | None = None
         self._steps: queue.SimpleQueue[Step | None] = queue.SimpleQueue()  # None: there are no more
         self._failure: BaseException | None = None
@@ -152,8 +168,7 @@ class Trainer:
         self._begun = threading.Event()
         self._loop: asyncio.AbstractEventLoop
         self._leaving = asyncio.Event()
-        self._failure_told: tuple[int, str] | None = None
-        self._num_failed = 0
+        self._failed_intervals = FailedIntervals()
 
     def __enter__(self) -> Trainer:
         """Join. Raises StartError, ConfigError or IntegrityError."""
@@ -207,8 +222,8 @@ class Trainer:
             if self._thread is not None and not self._thread.is_alive():
                 raise SessionError("this member left before it had a state of the run", remedy="use a new trainer")
             raise SessionError("there are no weights before the training has ended", remedy="leave the `with` block")
-        if self._own is not None:
-            return self._own.module
+        if self._inner is not None:
+            return self._inner.own.module
         module = build_model(self.run.config.model)
         Layout.of(module, self.run.config.fragments).set_parameters(module, self._state.theta_N)
         return module
@@ -352,15 +367,6 @@ class Trainer:
         if state is not None and self._inner is not None:
             self._inner.load(state.theta_N)
 
-    def _warn_of(self, event: IntervalFailed) -> None:
-        """Log the first failure for one reason at a step, and then each time that their number has doubled."""
-        failure = event.step, event.reason
-        self._num_failed = self._num_failed + 1 if failure == self._failure_told else 1
-        self._failure_told = failure
-        if self._num_failed.bit_count() == 1:
-            times = f" ({self._num_failed} times in a row)" if self._num_failed > 1 else ""
-            logger.warning("this member brings nothing to outer step %d: %s%s", event.step, event.reason, times)
-
     def _on_event(self, event: TrainingEvent) -> None:
         match event:
             case OuterStep():
@@ -372,7 +378,7 @@ class Trainer:
                     )
                 )
             case IntervalFailed():
-                self._warn_of(event)
+                self._failed_intervals.warn_of(event)
             case InvitationRefused():
                 logger.warning("the invitation with serial %s %s", event.serial, event.reason)
             case OtherHistory():

@@ -106,22 +106,22 @@ class ModuleInner:
                 remedy="give optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
             )
         self._run = run
-        self._own = own
+        self.own = own
         self.layout = Layout.of(own.module, run.fragments)
         self._optimizer = own.optimizer([each for each in own.module.parameters() if each.requires_grad])
         self._batches = _batches_of(own, run)
 
     def load(self, theta_N: Tensor) -> None:
         """Raises ValueError if N differs, as `take_in` does for F."""
-        self.layout.set_parameters(self._own.module, theta_N)
+        self.layout.set_parameters(self.own.module, theta_N)
 
     def take_in(self, where: slice, theta_F: Tensor, mixing: float) -> None:
-        theta_N = self.layout.flatten(self._own.module)
+        theta_N = self.layout.flatten(self.own.module)
         mix_in(theta_N[where], theta_F, mixing)
-        self.layout.set_parameters(self._own.module, theta_N)
+        self.layout.set_parameters(self.own.module, theta_N)
 
     def flat(self, where: slice = slice(None)) -> Tensor:
-        theta_N = self.layout.flatten(self._own.module)
+        theta_N = self.layout.flatten(self.own.module)
         theta_F = theta_N[where]
         return theta_F if len(theta_F) == len(theta_N) else theta_F.clone()  # a view would keep the whole vector
 
@@ -144,14 +144,14 @@ class ModuleInner:
     def held_out_loss(self, theta_N: Tensor, num_windows: int, draw: int = 0) -> float:  # noqa: ARG002
         """Return what the author's `evaluate` does for `theta_N`, or nan without it, since the author decides what is
         held out. The trained parameters and the modules' modes do not change."""
-        if self._own.evaluate is None:
+        if self.own.evaluate is None:
             return math.nan
-        local_N, modes = self.flat(), [(each, each.training) for each in self._own.module.modules()]
+        local_N, modes = self.flat(), [(each, each.training) for each in self.own.module.modules()]
         self.load(theta_N)
-        self._own.module.eval()
+        self.own.module.eval()
         try:
             with torch.no_grad():
-                return float(self._own.evaluate(self._own.module))
+                return float(self.own.evaluate(self.own.module))
         except StopIteration as error:
             raise _carriable() from error
         finally:
@@ -167,14 +167,14 @@ class ModuleInner:
         """Do nothing."""
 
     def _gradients(self) -> Iterator[Tensor]:
-        for parameter in self._own.module.parameters():
+        for parameter in self.own.module.parameters():
             if parameter.grad is not None:
                 grad = parameter.grad
                 yield grad.coalesce().values() if grad.is_sparse else grad
 
     def _step(self, batch: Any) -> float:
         self._optimizer.zero_grad()
-        loss: Any = self._own.loss(self._own.module, batch)
+        loss: Any = self.own.loss(self.own.module, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"of type {type(loss).__name__}"
             raise ConfigError(

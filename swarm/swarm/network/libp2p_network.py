@@ -71,16 +71,17 @@ second."""
 class Libp2pNetwork(SigningNetwork):
     """Implements `Network` over libp2p. Use it as a context, or `close` it."""
 
-    def __init__(self, identity: Identity, host: Host, options: Libp2pOptions, given: GivenPeers) -> None:
+    def __init__(
+        self, identity: Identity, host: Host, options: Libp2pOptions, given: GivenPeers, gate: PrivateGate | None
+    ) -> None:
         super().__init__(identity, options.network_id)
         self._host = host
         self._options = options
         self._given = given
-        self._prefix = method_prefix(options.network_id)
         reconnector = Reconnector(host)
         self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=wants_relays(options))
         self._watch = PathWatch(host, reconnector, self._kept_peers)
-        self._gate: PrivateGate | None = None
+        self._gate = gate
         self.entry = NetworkEntry()
         """The peers through which this node joined."""
         self.traffic = host.traffic
@@ -92,7 +93,7 @@ class Libp2pNetwork(SigningNetwork):
         self._failure: asyncio.Future[SwarmError] = loop.create_future()
         self._closing = False
         self._stopping = False
-        self._main: asyncio.Task[None] | None = None
+        self._main = asyncio.create_task(self._run(), name=f"libp2p network {identity.peer_id}")
 
     @classmethod
     async def create(cls, options: Libp2pOptions, traffic: Traffic | None = None) -> Libp2pNetwork:
@@ -111,14 +112,14 @@ class Libp2pNetwork(SigningNetwork):
         options = options.with_addrs(given.addrs, policy.worth_knowing)
         host = await start_host(options, given, policy)
         host.traffic = traffic or host.traffic
-        network = cls(identity, host, options, given)
+        gate = None
         if options.invitation is not None:
             try:
-                host.gate = network._gate = PrivateGate(host, options.invitation, revocations=options.revocations)
+                host.gate = gate = PrivateGate(host, options.invitation, revocations=options.revocations)
             except ConfigError:  # the invitation expired while the host started
                 await host.stop()
                 raise
-        network._main = asyncio.create_task(network._run(), name=f"libp2p network {identity.peer_id}")
+        network = cls(identity, host, options, given, gate)
         try:
             await asyncio.wait((network._main, network._ready), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -266,10 +267,9 @@ class Libp2pNetwork(SigningNetwork):
 
     async def close(self) -> None:
         self._closing = True
-        if self._main is not None:
-            if not self._stopping:
-                self._main.cancel()
-            await asyncio.wait((self._main,))
+        if not self._stopping:
+            self._main.cancel()
+        await asyncio.wait((self._main,))
 
     async def _run(self) -> None:
         """Own the host and every task. It ends when it is cancelled, or when the start, a task or the daemon fails."""
@@ -289,6 +289,7 @@ class Libp2pNetwork(SigningNetwork):
             await self._host.stop()
 
     async def _enter(self, tasks: asyncio.TaskGroup) -> None:
+        prefix = method_prefix(self._network_id)
         self._methods = PeerMethods(self._host, tasks, self._watch, self._network_id)
         network_peers = self._gate or NetworkPeers(
             lambda peer_id: check_network_peer(self._host, peer_id, self._network_id)
@@ -300,9 +301,9 @@ class Libp2pNetwork(SigningNetwork):
         self._paths = DirectPaths(
             self._host, self._options, self._reservations, self._relay, asked=self._askable, on_change=self._announce
         )
-        await self._paths.start(tasks, self._prefix, self._watch.replace)
+        await self._paths.start(tasks, prefix, self._watch.replace)
         validator = RecordValidator(self._network_id, self.now)
-        self._dht = await RecordDht.create(self._host, f"{self._prefix}dht/", validator, self._methods)
+        self._dht = await RecordDht.create(self._host, f"{prefix}dht/", validator, self._methods)
         self._records = OwnRecords(self._dht, self._identity, self._network_id, self.now, self._end_as_copy)
         self._dht.known.on_answer = self.links.answered
         if self._gate is not None:

@@ -80,11 +80,7 @@ class DirectPaths:
         """`asked` returns the peers to ask for this node's addresses. `on_change` is called with the addresses to
         announce."""
         self._host = host
-        self._is_auto = options.relay == "auto"
-        self._named = _named(options)
-        self._given = _given(options)
-        self._listen = options.listen
-        self._announced = options.announce
+        self._options = options
         self._reservations = reservations
         self._relay = relay
         self._asked = asked
@@ -98,7 +94,7 @@ class DirectPaths:
     async def start(self, tasks: asyncio.TaskGroup, prefix: str, replace: Callable[[str], Awaitable[None]]) -> None:
         """Serve the methods below `prefix`, and set the host's dialler. `replace` closes the connections to a peer and
         dials it again. Raises PeerUnreachable if the daemon has ended."""
-        endpoints = listen_endpoints(self._listen, await self._host.addrs())
+        endpoints = listen_endpoints(self._options.listen, await self._host.addrs())
         surroundings = Surroundings(
             policy=self.policy,
             listen_endpoints=endpoints,
@@ -111,7 +107,7 @@ class DirectPaths:
         carried = self._introductions.carried
         self.own = OwnAddresses(
             self._host,
-            announced=self._announced,
+            announced=self._options.announce,
             listen_endpoints=endpoints,
             relayed=lambda: self._reservations.addrs,
         )
@@ -130,7 +126,8 @@ class DirectPaths:
         known = self.own.daemons, self._host.connected, frozenset(self._introductions.carried)
         if known != self._known:
             connected = frozenset(peer_id for peer_id, kind in self._host.path_kinds().items() if kind != "relayed")
-            self._policy = DialPolicy(own=self.own.daemons, given=self._named, met=self._met(), connected=connected)
+            named = _named(self._options)
+            self._policy = DialPolicy(own=self.own.daemons, given=named, met=self._met(), connected=connected)
         self._known = known  # the same objects, so that the next comparison ends at once
         return self._policy
 
@@ -142,8 +139,8 @@ class DirectPaths:
     def update(self) -> None:
         """Act on changes of this node's addresses and relays: use relays or serve as one, try peers again, and
         announce."""
-        if self._is_auto:
-            is_local = all(map(is_loopback, (*self._given, *self._met())))
+        if self._options.relay == "auto":
+            is_local = all(map(is_loopback, (*_given(self._options), *self._met())))
             self._reservations.wanted = self.own.needs_relays and not is_local
             self._relay.serves = self.own.is_open and self.may_relay
         if self.own.direct != self._direct:

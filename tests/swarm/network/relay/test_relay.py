@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -582,7 +582,8 @@ def test_node_relays_once_it_is_public_and_is_relayed_while_it_is_not(tmp_path: 
                 assert hidden.relays == frozenset()
                 seed._paths.own.confirmed = seed._paths.own.daemons  # as if peers had dialled it back
                 seed._paths.update()
-                hidden._paths._given = (FAR,)  # as if the network were not all on this machine
+                far = (f"{FAR}/p2p/{seed.peer_id}",)  # as if the network were not all on this machine
+                hidden._paths._options = replace(hidden._paths._options, relays=far)
                 hidden._paths.update()
 
                 async def is_held() -> bool:

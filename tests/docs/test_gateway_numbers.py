@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from support.site_pages import written
+from swarm.serving.peer_shares import KEPT_AFTER_S
 from swarm.serving.sampling.sampling import MAX_STOP_CHARS, MAX_STOPS
 from swarm.serving.session.client_state import SessionOptions
 from swarm.serving.session.session_messages import GROWTH_TOKENS
@@ -25,6 +26,7 @@ SAID = [
     f"room for its prompt and {GROWTH_TOKENS} tokens of the answer",
     f"by {PAGE_TOKENS} tokens at a time",
     f"{GROWTH_TOKENS} more tokens, the answer waits for up to {SessionOptions().patience_s:.0f} s",
+    f"After {KEPT_AFTER_S:.0f} s, up to half of a server's cache is kept",
     f"fill the {SessionOptions().max_replay_bytes // 2**30} GiB in which",
     f"counts {http_limits.RESERVED_TOKENS} tokens in advance",
     f"Up to {http_limits.MAX_EMBEDDING_INPUTS:,} inputs",

@@ -89,9 +89,7 @@ def main() -> None:
     """Run the command in this process's arguments, and exit with its exit code."""
     # imports create hundreds of thousands of lasting objects: collecting at each 700 takes a sixth of the import time
     gc.set_threshold(10_000)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # marks that the locale's encoding lacks, and paths that are no text
-            stream.reconfigure(errors="backslashreplace")
+    _prepare_streams()
     code = run(sys.argv[1:])
     logging.shutdown()
     with contextlib.suppress(OSError):
@@ -99,6 +97,18 @@ def main() -> None:
         sys.stderr.flush()
     # skip the teardown of torch, gRPC and uvloop: it takes time, and has been seen to spin without end after a failure
     os._exit(code)
+
+
+def _prepare_streams() -> None:
+    """Open standard streams that were closed before the start: else the next files would have their numbers, and get
+    what libraries print. Escape what the locale cannot encode, such as marks, and paths that are no text."""
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(nothing, "r" if name == "stdin" else "w"))
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def run(arguments: Sequence[str]) -> int:

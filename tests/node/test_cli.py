@@ -130,6 +130,13 @@ def test_output_that_the_locale_cannot_encode_is_escaped(monkeypatch: pytest.Mon
     assert out.buffer.getvalue() == b"\\u2713 home          /m\\udcfcller is writable\n"  # type: ignore[attr-defined]
 
 
+def test_command_without_standard_streams_does_its_work(tmp_path: Path) -> None:
+    closed = ("bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash")
+    command = (sys.executable, "-m", "swarm_node", "identity", "--new", "--home", str(tmp_path / "home"))
+    assert subprocess.run([*closed, *command], check=False).returncode == 0
+    assert (tmp_path / "home" / "identity.key").stat().st_size == 68
+
+
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in ([], ["--help"]):
         assert cli.run(arguments) == 0

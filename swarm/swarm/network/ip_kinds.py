@@ -25,7 +25,8 @@ _KINDS: Mapping[int, Mapping[IpKind, tuple[IpNetwork, ...]]] = {
         "loopback": _networks("127.0.0.0/8"),
         "link-local": _networks("169.254.0.0/16"),
         "private": _networks("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "198.18.0.0/15"),
-        "unusable": _networks("0.0.0.0/8", "192.0.0.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        # 168.63.129.16: a service of Azure's for its virtual machines, at a public address
+        "unusable": _networks("0.0.0.0/8", "192.0.0.0/24", "224.0.0.0/4", "240.0.0.0/4", "168.63.129.16/32"),
         "public": _networks("0.0.0.0/0"),
     },
     6: {

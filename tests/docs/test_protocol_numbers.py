@@ -56,7 +56,7 @@ SAID = [
     ("transport.md", f"{stream_resume.ID_BYTES} random bytes, the id of the stream"),
     ("transport.md", f"(within {stream_server.OPENING_TIMEOUT_S:.0f} seconds)"),
     ("transport.md", f"once the frames since the last one have cost {framing.RIDING_ACK_BYTES // 1024} KiB"),
-    ("transport.md", f"at the latest when they have cost {framing.ACK_BYTES // MIB} MiB"),
+    ("transport.md", f"at the latest when they have cost {framing.ACK_BYTES // 1024} KiB"),
     ("transport.md", f"without a connection for {reconnection.HOLD_S:.0f} seconds"),
     (
         "transport.md",

@@ -313,6 +313,7 @@ class HeldSequence:
         self.length = position
 
 
+MAX_STEP_TOKENS = 32
 SPAN: Any = SimpleNamespace(num_blocks=NUM_BLOCKS, hidden_size=HIDDEN_SIZE, vocab_size=VOCAB_SIZE)
 
 
@@ -357,7 +358,7 @@ def push_of(request: StepRequest, num_drafts: int) -> Push:
 def play_inbox(data: bytes) -> Mapping[str, int]:
     """Send a server's session what no honest client sends, while it computes some of it. Returns how often what
     happened. Raises AssertionError if more waits than may, or if bytes are counted that are not there."""
-    chance, happened, num_run = random.Random(data), Counter[str](), 0
+    chance, happened = random.Random(data), Counter[str]()
     max_bytes, is_idle = chance.choice((512, 2**20)), chance.random() < 0.3
     backpressure, taken = Backpressure(max_bytes), list[int]()
     codec = chance.choice(("raw", "bf16", "int8"))
@@ -368,7 +369,7 @@ def play_inbox(data: bytes) -> Mapping[str, int]:
         SPAN,
         codec,
         backpressure,
-        max_step_tokens=32,
+        max_step_tokens=MAX_STEP_TOKENS,
         on_taken=lambda position, rows: taken.append(position + rows.num_rows),
     )
     inbox.is_open = True
@@ -385,10 +386,11 @@ def play_inbox(data: bytes) -> Mapping[str, int]:
             except SwarmError as error:
                 happened[type(error).__name__] += 1
         happened["steps"] += 1
-        if not is_idle and chance.random() < 0.3 and len(taken) > num_run:
-            num_run += 1
-            inbox.finish(at_once(inbox.next()))
-        assert len(taken) - num_run <= MAX_INBOX
+        if not is_idle and chance.random() < 0.3 and sequence.num_queued:
+            step = at_once(inbox.next())
+            assert step.num_rows == len(step.x) <= MAX_STEP_TOKENS
+            inbox.finish(step)
+        assert sequence.num_queued <= MAX_INBOX
         assert backpressure.num_bytes <= max_bytes
         assert inbox.firm_length <= inbox.length <= MAX_TOKENS
         if len(taken) > num_taken:

@@ -46,10 +46,11 @@ class Kind(IntEnum):
     ACK = 6
 
 
-ACK_BYTES = 2 * 2**20
-"""Unacknowledged frames that have cost this much are acknowledged at once; fewer within about a second."""
+ACK_BYTES = 2**15
+"""Unacknowledged frames that have cost this much are acknowledged at once; fewer within about a second. The sender
+measures by it how long bytes wait on a slow line."""
 
-RIDING_ACK_BYTES = 2**16
+RIDING_ACK_BYTES = 2**14
 """Once unacknowledged frames have cost this much, the next frame of any kind takes their acknowledgement along, which
 costs no separate write. Where both sides send, they then keep few frames, and reuse the same memory."""
 

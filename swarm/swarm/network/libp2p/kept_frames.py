@@ -16,8 +16,8 @@ from swarm.network import framing
 from swarm.network.peer_budgets import UnreadBudget
 
 PEER_BYTES = 8 * framing.WINDOW_BYTES
-"""Maximum unacknowledged bytes of all streams to one peer: eight full windows. A peer acknowledges every 2 MiB of a
-stream at once, and the rest within about a second."""
+"""Maximum unacknowledged bytes of all streams to one peer: eight full windows. A peer acknowledges every 32 KiB of
+a stream at once, and the rest within about a second."""
 
 HOST_BYTES = 256 * 2**20
 """Maximum unacknowledged bytes of all streams to all peers."""
@@ -32,47 +32,52 @@ class SentFrames:
     def __init__(self, peer_id: str, budget: UnreadBudget) -> None:
         self.peer_id = peer_id
         self.can_resend = True  # False once the budget had no room, so that frames cannot be sent again
+        self.num_bytes = 0  # the cost of the frames that are kept
+        self.num_sent = self.num_acknowledged = 0
         self._budget = budget
         self._frames: deque[tuple[Frame, int]] = deque()  # each with its cost
-        self._num_sent = 0
-        self._num_acknowledged = 0
 
     def add(self, frame: Frame) -> None:
         """Count a sent frame, and keep it if frames can be sent again."""
-        self._num_sent += 1
+        self.num_sent += 1
         if not self.can_resend:
             return
         cost = framing.cost(sum(map(len, frame)))
         self._frames.append((frame, cost))
+        self.num_bytes += cost
         self._budget.charge(self, cost)
 
     def acknowledge(self, num_frames: int) -> None:
         """Forget the `num_frames` oldest frames. Raises PeerViolation if fewer are unacknowledged."""
-        self._num_acknowledged += num_frames
-        if self._num_acknowledged > self._num_sent:
+        self.num_acknowledged += num_frames
+        if self.num_acknowledged > self.num_sent:
             raise PeerViolation("the peer acknowledged more than it was sent", peer_id=self.peer_id)
         if self.can_resend:
-            self._budget.release(self, sum(self._frames.popleft()[1] for _ in range(num_frames)))
+            cost = sum(self._frames.popleft()[1] for _ in range(num_frames))
+            self.num_bytes -= cost
+            self._budget.release(self, cost)
 
     def to_resend(self, num_received: int) -> Iterator[Frame]:
         """Return the frames to send again: all after the first `num_received` frames of the stream.
 
         Raises PeerViolation if `num_received` contradicts earlier acknowledgements, or is more than was sent.
         """
-        if num_received < self._num_acknowledged:
+        if num_received < self.num_acknowledged:
             raise PeerViolation("the peer claims to have received less than it acknowledged", peer_id=self.peer_id)
-        self.acknowledge(num_received - self._num_acknowledged)
+        self.acknowledge(num_received - self.num_acknowledged)
         return (frame for frame, _ in self._frames)
 
     def give_way(self, _refusal: PeerRefused) -> None:
-        self.can_resend = False
-        self._frames.clear()
+        self._forget()
 
     def drop(self) -> None:
         """Forget all frames, since the stream has ended. Idempotent."""
-        self.can_resend = False
-        self._frames.clear()
+        self._forget()
         self._budget.drop(self)
+
+    def _forget(self) -> None:
+        self.can_resend, self.num_bytes = False, 0
+        self._frames.clear()
 
 
 class ReceivedFrames:

@@ -25,6 +25,7 @@ from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, cut_off
 from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames
+from swarm.network.libp2p.send_window import SendWindow
 from swarm.network.libp2p.stream_buffers import ByteStream
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.peer_budgets import UnreadBudget
@@ -86,6 +87,7 @@ class Libp2pStream:
         self._timeout_s = timeout_s
         self._unread = UnreadMessages(self, unread or UnreadBudget(), max_message_bytes)
         self._sent = resumption.sent if resumption else None
+        self._window = SendWindow(self._sent)
         self._reconnect = resumption.reconnect if resumption else None
         self._received = ReceivedFrames()
         self._coming_since_s = 0.0  # when the latest long piece began to come
@@ -225,8 +227,8 @@ class Libp2pStream:
         self.num_signs += 1
         if kind == Kind.ACK:
             self._is_acknowledged = True
-            if self._sent is not None:
-                self._sent.acknowledge(length)
+            self._window.acknowledge(length)
+            self._changed.set()
             return
         if self._received.count(len(body)) >= framing.ACK_BYTES:
             self._write_acknowledgement()
@@ -285,6 +287,7 @@ class Libp2pStream:
             return False
         self._wire = ByteStream(resumed.reader, resumed.writer, self._check_frame, self._accept, self._traffic)
         self._received.note_acknowledged()  # by `reconnect`
+        self._window.restart()
         for frame in self._sent.to_resend(resumed.num_received):
             self._wire.write(frame, at_once=False)
         self._changed.set()
@@ -300,14 +303,14 @@ class Libp2pStream:
     def _send_at_once(self, message: bytes) -> bool:
         """Send the message if that needs no waiting, which is the usual case. Return whether it was sent."""
         fits = len(message) <= framing.CHUNK_BYTES and framing.cost(len(message)) <= self._send_credit
-        if not fits or self._error is not None or not self._wire.is_idle:
+        if not fits or self._error is not None or not (self._window.is_open and self._wire.is_idle):
             return False
         self._send_credit -= framing.cost(len(message))
         self._write_piece(Kind.DATA, message)
         return True
 
     async def _spend(self, num_bytes: int) -> None:
-        while self._error is None and self._send_credit < num_bytes:
+        while self._error is None and not (num_bytes <= self._send_credit and self._window.is_open):
             self._changed.clear()
             await self._changed.wait()
         if self._error is not None:
@@ -318,16 +321,13 @@ class Libp2pStream:
         header = framing.HEADER.pack(kind, len(piece))
         self._is_in_message = kind is Kind.MORE
         self._traffic.sent_in_turn(self.peer_id, len(piece))
-        if len(piece) <= _COPY_BYTES:
-            self._put(header + piece, at_once=False)
-        else:
-            self._put(header, piece, at_once=False)
+        frame = (header + piece,) if len(piece) <= _COPY_BYTES else (header, piece)
+        self._put(*frame, at_once=False)
 
     def _put(self, *frame: bytes | memoryview, at_once: bool = True) -> None:
         """Write a frame, or only keep it until there is a byte stream again. Without `at_once` it waits for its
         turn."""
-        if self._sent is not None:
-            self._sent.add(frame)
+        self._window.add(frame)
         if self._wire.is_lost:
             return
         if self._received.unacknowledged_cost >= framing.RIDING_ACK_BYTES and self._sent is not None:

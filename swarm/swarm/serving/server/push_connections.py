@@ -146,7 +146,11 @@ class PushConnections:
 
     def unlink(self, peer_id: str, key: SequenceKey) -> None:
         outgoing = self._outgoing.get(peer_id)
-        if outgoing is None or outgoing.linked.pop(key, None) is None or outgoing.linked:
+        if outgoing is None or outgoing.linked.pop(key, None) is None:
+            return
+        if outgoing.connection is not None:
+            outgoing.connection.forget_rows(key[1])
+        if outgoing.linked:
             return
         outgoing.close_timer = asyncio.get_running_loop().call_later(UNUSED_S, self._close, peer_id, outgoing)
 

@@ -292,11 +292,11 @@ class ServerSession:
         self.connection.send(self.log.signed(self._services.network, until))
 
     async def _compute(self, step: CheckedStep) -> StepOutput:
-        """Wait for room to send the result, then run the step. Raises SwarmError."""
+        """Wait for room to send the rows of a prompt, then run the step. Raises SwarmError."""
         try:
             await self._services.failpoints.reached("serve/decode" if step.is_decode else "serve/prefill")
-            await self.connection.room()
-            if step.forward:
+            if not step.is_decode:
+                await self.connection.room()
                 await self._link.room()
             pick = await self.draws.pick(step.draw, step.num_drafts) if step.draw and self.is_last else None
             async with self.lock:

@@ -211,7 +211,7 @@ class SessionState:
         return min([*times, self.pipeline.links.lost_token.due_s, self._silence_due_s()])
 
     def _silence_due_s(self) -> float:
-        return self._silence.due_s if self.pipeline.is_asked else math.inf
+        return self._silence.due_s(self.stages) if self.pipeline.is_asked else math.inf
 
     def _decide(self, now_s: float) -> list[Action]:
         if self.error is None:

@@ -5,8 +5,10 @@
         await connection.run(on_frame)                           # until either side ends it
 
 `send` never waits: it queues a frame. The frames that have gathered when the stream takes more go as one message, so a
-batch of 16 costs one message. `on_frame` gets received frames one by one and must not wait either. A peer that does not
-read is cut off: at most MAX_QUEUED_BYTES are kept for it, and the time of a message is limited.
+batch of 16 costs one message. The frames of one sequence stay in order. Small ones overtake the rows of other
+sequences, which take turns and are cut on a slow line, so that a token does not wait for another session's prompt.
+`on_frame` gets received frames one by one and must not wait either. A peer that does not read is cut off: at most
+MAX_QUEUED_BYTES are kept for it, and the time of a message is limited.
 
 The owner decides which frames a peer may send, and what becomes of the sequences when the connection ends; `error` says
 why it ended. The task that calls `run` owns the state; senders are in the same loop.
@@ -15,16 +17,15 @@ why it ended. The task that calls `run` owns the state; senders are in the same 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
-from swarm_protocol.frames import Frames, num_bytes
+from swarm_protocol.frames import Frames
 from swarm_protocol.session_frames import SESSION_METHOD, Frame
 
 from swarm.network.interface import EndOfStream, Stream, StreamOpener
+from swarm.serving.wire.frame_queue import FrameQueue
 
 OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment."""
@@ -32,8 +33,15 @@ OPEN_S = 10.0
 STREAM_S = 3600.0
 """The stream's own limit: a connection whose peer has been silent for this time is useless."""
 
-MESSAGE_BYTES = 2**20
-"""Largest message of several frames, so that none waits long behind others. A larger frame goes alone."""
+FIRST_CUT_BYTES = 2**15
+MIN_CUT_BYTES = 2**14
+MAX_CUT_BYTES = 2**23
+"""Bytes to which frames of rows are cut: at first, and bounds. The next server runs the rows of a frame at once, so
+large ones are better where the line is fast."""
+
+QUICK_S, SLOW_S = 0.05, 0.2
+"""A message that is sent within QUICK_S doubles the bytes to which frames are cut, and one that takes longer than
+SLOW_S halves them."""
 
 ROOM_BYTES = 8 * 2**20
 """Senders that can wait compute nothing more while this much is unsent."""
@@ -60,8 +68,8 @@ class MultiplexedConnection:
         self.error: SwarmError | None = None
         self.num_messages = 0
         self._stream = stream
-        self._queue: deque[tuple[Frame, int]] = deque()
-        self._num_queued_bytes = 0
+        self._queue = FrameQueue()
+        self._cut_bytes = FIRST_CUT_BYTES
         self._is_ending = False
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -77,14 +85,17 @@ class MultiplexedConnection:
         """Queue a frame. Raises what ended the connection; a peer that does not read ends it with PeerTimeout."""
         if self.error is not None:
             raise self.error.with_traceback(None)
-        size = num_bytes(frame)
-        self._queue.append((frame, size))
-        self._num_queued_bytes += size
-        if self._num_queued_bytes > ROOM_BYTES:
+        self._queue.put(frame)
+        if self._queue.num_bytes > ROOM_BYTES:
             self._has_room.clear()
-        if self._num_queued_bytes > MAX_QUEUED_BYTES or len(self._queue) > MAX_QUEUED_FRAMES:
+        if self._queue.num_bytes > MAX_QUEUED_BYTES or len(self._queue) > MAX_QUEUED_FRAMES:
             self.fail(PeerTimeout("the peer does not read what it is sent", peer_id=self.peer_id))
         self._changed.set()
+
+    def forget_rows(self, sequence_id: bytes) -> None:
+        """Send no more rows of a sequence that has ended, or gets them from elsewhere."""
+        self._queue.forget_rows(sequence_id)
+        self._note_room()
 
     async def room(self) -> None:
         """Wait while much is unsent. Raises what ended the connection."""
@@ -103,7 +114,6 @@ class MultiplexedConnection:
             return
         self.error = error
         self._queue.clear()
-        self._num_queued_bytes = 0
         self._has_room.set()
         for half in self._halves:
             half.cancel()
@@ -127,15 +137,19 @@ class MultiplexedConnection:
             self.fail(PeerUnreachable("the connection is closed", peer_id=self.peer_id))
 
     async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while self._queue or not self._is_ending:
                 self._changed.clear()
                 if not self._queue:
                     await self._changed.wait()
                     continue
-                message = Frames(tuple(self._take())).to_bytes()
+                message = Frames(tuple(self._queue.take(self._cut_bytes))).to_bytes()
+                self._note_room()
+                began_s = loop.time()
                 async with asyncio.timeout(STALL_S + len(message) / SLOWEST_SERVER_BYTES_PER_S):
                     await self._stream.send(message)
+                self._adapt(len(message), loop.time() - began_s)
                 self.num_messages += 1
             self.fail(PeerUnreachable("the connection is closed", peer_id=self.peer_id))
         except TimeoutError:
@@ -143,19 +157,16 @@ class MultiplexedConnection:
         except SwarmError as error:
             self.fail(_named(error, self.peer_id))
 
-    def _take(self) -> list[Frame]:
-        """Take the frames of one message from the queue."""
-        frames, size = list[Frame](), 0
-        while self._queue and len(frames) < limits.MAX_FRAMES:
-            if frames and size + self._queue[0][1] > MESSAGE_BYTES:
-                break
-            frame, frame_size = self._queue.popleft()
-            frames.append(frame)
-            size += frame_size
-        self._num_queued_bytes -= size
-        if self._num_queued_bytes <= ROOM_BYTES:
+    def _note_room(self) -> None:
+        if self._queue.num_bytes <= ROOM_BYTES:
             self._has_room.set()
-        return frames
+
+    def _adapt(self, num_bytes: int, took_s: float) -> None:
+        """Cut the next frames so that their messages take neither long nor little."""
+        if took_s > SLOW_S:
+            self._cut_bytes = max(self._cut_bytes // 2, MIN_CUT_BYTES)
+        elif took_s < QUICK_S and num_bytes >= self._cut_bytes:
+            self._cut_bytes = min(2 * self._cut_bytes, MAX_CUT_BYTES)
 
     async def _read(self, on_frame: Callable[[Frame], None], may_read: Callable[[], Awaitable[None]] | None) -> None:
         try:

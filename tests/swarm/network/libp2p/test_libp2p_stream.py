@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 from swarm.network import framing
+from swarm.network.libp2p import send_window
 from swarm.network.libp2p.kept_frames import SentFrames
 from swarm.network.libp2p.libp2p_stream import Libp2pStream, Resumed, Resumption
 from swarm.network.peer_budgets import UnreadBudget
@@ -101,7 +102,11 @@ def _is_of(part: object, message: bytearray) -> bool:
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_message_is_sent_without_copies_except_for_the_kept_pieces_of_a_long_one(is_kept: bool) -> None:
+def test_message_is_sent_without_copies_except_for_the_kept_pieces_of_a_long_one(
+    is_kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send_window, "FIRST_BYTES", framing.WINDOW_BYTES)
+
     async def main() -> None:
         near, far = socket.socketpair()
         usual, long = bytearray(100_000), bytearray(2 * framing.CHUNK_BYTES)

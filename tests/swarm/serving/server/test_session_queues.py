@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from dataclasses import replace
 
 import pytest
+from support.fuzzed_sessions import HIDDEN_SIZE, SPAN, HeldSequence, at_once
 from swarm.serving.server.session_queues import (
     MAX_WAITING,
     REPORT_S,
     Backpressure,
     ResultBatcher,
+    SessionInbox,
     together,
 )
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerUnreachable
 from swarm_protocol.rows import Rows
-from swarm_protocol.session_frames import StepResult
+from swarm_protocol.session_frames import StepRequest, StepResult, TokenDraw, WantedOutput
 
 SEQUENCE_ID = b"s" * 16
 
@@ -189,3 +192,52 @@ def test_together_leaves_out_drafts_that_a_later_result_replaces() -> None:
     joined = together(results[:2])
     assert joined.rows is not None
     assert (joined.position, joined.num_drafts, joined.rows.num_rows) == (9, 2, 5)
+
+
+def inbox_of(*, max_step_tokens: int) -> tuple[SessionInbox, HeldSequence, Backpressure]:
+    sequence, backpressure = HeldSequence(2, 0), Backpressure(2**20)
+    inbox = SessionInbox(
+        "client",
+        sequence,  # type: ignore[arg-type]
+        SPAN,
+        "raw",
+        backpressure,
+        max_step_tokens=max_step_tokens,
+    )
+    return inbox, sequence, backpressure
+
+
+def request(position: int, num_rows: int, want: WantedOutput = "nothing") -> StepRequest:
+    payload = b"".join(struct.pack("<f", position + row) * HIDDEN_SIZE for row in range(num_rows))
+    return StepRequest(
+        sequence_id=SEQUENCE_ID,
+        position=position,
+        want=want,
+        draw=TokenDraw() if want == "token" else None,
+        rows=Rows(codec="raw", num_rows=num_rows, num_columns=HIDDEN_SIZE, payload=payload),
+    )
+
+
+def test_rows_of_a_prompt_that_come_in_pieces_while_others_wait_are_run_at_once() -> None:
+    inbox, sequence, backpressure = inbox_of(max_step_tokens=64)
+    for position in range(0, 60, 3):
+        inbox.take(request(position, 3), forward=False)
+    inbox.take(request(60, 3, "token"), forward=False)
+    assert sequence.num_queued == 1
+    step = at_once(inbox.next())
+    assert (step.position, step.num_rows, step.want, step.draw) == (0, 63, "token", TokenDraw())
+    assert step.x[:, 0].tolist() == list(range(63))
+    inbox.finish(step)
+    assert (sequence.num_queued, backpressure.num_bytes) == (0, 0)
+
+
+def test_steps_that_want_an_output_or_are_too_long_together_stay_apart() -> None:
+    inbox, _, _ = inbox_of(max_step_tokens=8)
+    for position, num_rows, want in ((0, 5, "nothing"), (5, 4, "nothing"), (9, 2, "last"), (11, 2, "all")):
+        inbox.take(request(position, num_rows, want), forward=False)  # type: ignore[arg-type]
+    steps = [at_once(inbox.next()) for _ in range(3)]
+    assert [(step.position, step.num_rows, step.want) for step in steps] == [
+        (0, 5, "nothing"),
+        (5, 6, "last"),
+        (11, 2, "all"),
+    ]

@@ -16,17 +16,29 @@ def stages() -> list[Stage]:
     return [world.new_stage(f"s{index}", index, index + 1) for index in range(3)]
 
 
-def test_servers_are_asked_when_none_was_heard_of_for_a_while(stages: list[Stage]) -> None:
+def test_servers_are_asked_when_one_of_them_was_not_heard_of_for_a_while(stages: list[Stage]) -> None:
     watch = SilenceWatch()
-    assert watch.due_s == math.inf
+    assert watch.due_s(stages) == math.inf
     watch.begin(10.0)
-    watch.hear(stages[0], 10.2)
-    assert watch.due_s == 10.2 + QUIET_S
+    for at_s in (10.2, 10.4):  # a prompt's rows still come from the first servers, and the last one has stopped
+        watch.hear(stages[0], at_s)
+        watch.hear(stages[1], at_s)
+    assert watch.due_s(stages) == 10.0 + QUIET_S
+    assert watch.due_s(stages[:2]) == 10.4 + QUIET_S
     assert watch.ask(stages, is_in_bulk=False).stages == tuple(stages)
     watch.hear(stages[0], 11.0)
-    assert watch.due_s == math.inf, "one question at a time"
+    assert watch.due_s(stages) == math.inf, "one question at a time"
     watch.lost([], 11.5, is_in_bulk=False)
-    assert watch.due_s == 11.5 + QUIET_S
+    assert watch.due_s(stages) == 11.5 + QUIET_S
+
+
+def test_blocks_that_this_process_runs_are_not_waited_for(stages: list[Stage]) -> None:
+    watch = SilenceWatch()
+    stages[0].is_local = True
+    watch.begin(10.0)
+    watch.hear(stages[1], 10.3)
+    watch.hear(stages[2], 10.4)
+    assert watch.due_s(stages) == 10.3 + QUIET_S
 
 
 def test_server_is_kept_that_was_heard_of_after_it_was_asked(stages: list[Stage]) -> None:

@@ -21,6 +21,7 @@ from swarm.serving.wire.multiplexed_connection import (
 )
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.frames import Frames
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import SESSION_METHOD, CloseSequence, Frame, ServerLeaving, StepResult
 
@@ -73,6 +74,10 @@ async def pair(on_far: Callable[[Frame], None] | None = None) -> AsyncIterator[P
     await there.close()
 
 
+def _num_rows(frame: Frame) -> int:
+    return frame.rows.num_rows if isinstance(frame, StepResult) and frame.rows is not None else 0
+
+
 async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(100):
         while not condition():
@@ -107,15 +112,53 @@ def test_connection_keeps_few_frames_for_a_peer_that_does_not_read_however_short
     virtual_time.run(scenario())
 
 
-def test_connection_keeps_messages_small_so_that_no_frame_waits_long() -> None:
+def test_frames_of_other_sequences_overtake_the_rows_of_a_prompt() -> None:
     async def scenario() -> None:
         async with pair() as connections:
             for _ in range(4):
                 connections.near.send(bulk())
-            for number in range(200):
+            for number in range(1, 201):
                 connections.near.send(close(number))
-            await until(lambda: len(connections.heard_far) == 204)
-            assert connections.near.num_messages == 5
+            await until(lambda: sum(_num_rows(frame) for frame in connections.heard_far) == 4 * MIB_ROWS.num_rows)
+            assert connections.heard_far[:200] == [close(number) for number in range(1, 201)]
+            assert connections.near.num_messages < 16
+
+    virtual_time.run(scenario())
+
+
+class SlowStream:
+    """A stream over a line of 5 Mbit/s, on which nothing is received."""
+
+    def __init__(self) -> None:
+        self.sent: list[Frame] = []
+
+    async def send(self, message: bytes) -> None:
+        await asyncio.sleep(len(message) / 625_000)
+        self.sent += Frames.from_bytes(message).frames
+
+    async def receive(self) -> bytes:
+        await asyncio.Event().wait()
+        return b""
+
+
+def test_token_on_a_slow_line_waits_for_a_part_of_the_rows_before_it() -> None:
+    async def scenario() -> None:
+        clock, stream, waits_s = asyncio.get_running_loop().time, SlowStream(), list[float]()
+        connection = MultiplexedConnection(stream, "other")  # type: ignore[arg-type]
+        running = asyncio.create_task(connection.run(lambda frame: None))
+        for _ in range(8):
+            connection.send(bulk())
+        while len(connection._queue) > 1:
+            sent_s = clock()
+            connection.send(close(1))
+            await until(lambda: close(1) in stream.sent)
+            waits_s.append(clock() - sent_s)
+            stream.sent.remove(close(1))
+            await asyncio.sleep(0.3)
+        running.cancel()
+        await asyncio.wait((running,))
+        assert len(waits_s) > 20
+        assert max(waits_s) < 0.5
 
     virtual_time.run(scenario())
 
@@ -231,7 +274,7 @@ def test_connection_bounds_the_frames_of_a_sender_that_cannot_wait() -> None:
         async with deaf_peer() as connection:
             with pytest.raises(PeerTimeout, match="does not read"):
                 flood(connection)
-            assert connection._num_queued_bytes == 0
+            assert not connection._queue
 
     virtual_time.run(scenario())
 

@@ -18,8 +18,7 @@ import math
 from swarm.network import framing
 from swarm.network.libp2p.kept_frames import SentFrames
 
-FIRST_BYTES = 2**17
-MIN_BYTES = 3 * framing.ACK_BYTES // 2
+MIN_BYTES = FIRST_BYTES = 3 * framing.ACK_BYTES // 2
 """Enough that the other side always acknowledges: its count of bytes is a little lower, as it has no headers."""
 
 MAX_QUEUE_S = 0.25

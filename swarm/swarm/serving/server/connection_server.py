@@ -330,6 +330,8 @@ class ConnectionServer:
         idle_s = self._options.idle_s
         silent = PeerRefused(f"the session was silent for {idle_s:g} s", remedy="open it again", retry_after_s=1.0)
         for session in list(self.sessions.values()):
+            if session.is_sending:  # for minutes, on a slow line: the client has not got the rows that it waits for
+                session.sequence.idle_since_s = now_s
             if session.sequence.is_idle and now_s - session.sequence.idle_since_s >= idle_s:
                 session.end(silent)
         for state in self._unused():

@@ -176,6 +176,12 @@ class PushConnections:
         """Return whether there is a connection, or one is being opened."""
         return peer_id in self._outgoing
 
+    def is_sending(self, to: SequenceRef) -> bool:
+        """Return whether a push to this sequence waits to be sent."""
+        outgoing = self._outgoing.get(to.peer_id)
+        connection = outgoing.connection if outgoing is not None else None
+        return connection is not None and connection.is_sending(to.sequence_id)
+
     async def room(self, peer_id: str) -> None:
         """Wait while much data to this peer is unsent. `push` raises if nothing can be sent."""
         outgoing = self._outgoing.get(peer_id)
@@ -262,6 +268,11 @@ class SessionLink:
         self.next = to
         if to is not None and to != self._own:
             self._push_connections.link(to.peer_id, (self._client, to.sequence_id), self)
+
+    @property
+    def is_sending(self) -> bool:
+        """Return whether something waits to be sent to the next server."""
+        return self.next is not None and self._push_connections.is_sending(self.next)
 
     async def room(self) -> None:
         """Wait while much data to the next server is unsent."""

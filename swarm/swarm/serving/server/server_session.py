@@ -134,6 +134,11 @@ class ServerSession:
         """Return whether this is the session of the model's last block."""
         return self.sequence.blocks[1] == self._deployed.engine.span.num_blocks
 
+    @property
+    def is_sending(self) -> bool:
+        """Return whether rows of the session wait to be sent."""
+        return self.connection.is_sending(self.sequence_id) or self._link.is_sending
+
     def take_step(self, step: StepRequest) -> None:
         """Queue a step from the client. A step that breaks the rules ends the session."""
         try:

@@ -33,6 +33,9 @@ class FrameQueue:
     def __len__(self) -> int:
         return self._num_frames
 
+    def __contains__(self, sequence_id: bytes) -> bool:
+        return sequence_id in self._waiting
+
     def put(self, frame: Frame) -> None:
         self._waiting.setdefault(getattr(frame, "sequence_id", b""), deque()).append((frame, num_bytes(frame)))
         self._count(1, num_bytes(frame))
@@ -91,7 +94,7 @@ def cut(frame: Frame, max_bytes: float) -> tuple[Frame, Frame | None]:
     if not isinstance(frame, StepRequest | Push | StepResult) or (rows := frame.rows) is None:
         return frame, None
     num_rows = max(2, int(max_bytes) // rows.row_bytes)  # a single row is a token
-    if num_rows >= rows.num_rows or getattr(frame, "num_drafts", 0):
+    if num_rows >= rows.num_rows or (not isinstance(frame, StepRequest) and frame.num_drafts):
         return frame, None
     if isinstance(frame, StepResult):
         return _cut_result(frame, rows, num_rows)

@@ -92,6 +92,10 @@ class MultiplexedConnection:
             self.fail(PeerTimeout("the peer does not read what it is sent", peer_id=self.peer_id))
         self._changed.set()
 
+    def is_sending(self, sequence_id: bytes) -> bool:
+        """Return whether a frame of the sequence waits to be sent."""
+        return sequence_id in self._queue
+
     def forget_rows(self, sequence_id: bytes) -> None:
         """Send no more rows of a sequence that has ended, or gets them from elsewhere."""
         self._queue.forget_rows(sequence_id)

@@ -503,6 +503,28 @@ def test_silent_session_and_then_its_connection_are_ended() -> None:
     with_servers(work, idle_s=10.0)
 
 
+def test_session_is_not_silent_while_what_it_has_computed_waits_for_a_slow_line() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        ((_, session),) = world.servers[0].connections.sessions.items()
+        send = session.connection._stream.send
+
+        async def send_slowly(message: bytes) -> None:
+            await asyncio.sleep(6.0)
+            await send(message)
+
+        session.connection._stream.send = send_slowly  # type: ignore[method-assign]
+        for position in range(3):
+            talk.send_step(token_rows(1), position)
+            await asyncio.sleep(0.1)
+        for position in range(3):
+            assert (await talk.next(StepResult)).position == position + 1
+        assert (await talk.next(SequenceEnded)).error("").message.startswith("the session was silent")
+
+    with_servers(work, idle_s=10.0)
+
+
 def test_session_ends_without_a_defect_when_its_connection_fails_as_it_becomes_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -3,9 +3,9 @@
 What a sender writes beyond the line's rate waits in buffers: of the system, of the daemon, and of the home's router,
 which often holds seconds of traffic. All else that the node sends then waits behind it: tokens of other sessions,
 pings, and echoes. So the window shrinks when acknowledgements take MAX_QUEUE_S longer than the fastest one did, and
-grows while they come sooner and the sender waits for them, as LEDBAT does (RFC 6817). It differs from LEDBAT in that
-the window halves at most once for each measurement, that one frame at a time is measured, and that the fastest
-acknowledgement counts for as long as the stream lasts.
+grows while they come sooner, as LEDBAT does (RFC 6817). It differs from LEDBAT in that one frame at a time is measured,
+one that closes the window; that each measurement halves the window at most; and that the fastest acknowledgement counts
+for as long as the connection lasts.
 
 It belongs to the stream whose frames it counts. A stream whose frames are not kept has no bound.
 """
@@ -21,6 +21,9 @@ from swarm.network.libp2p.kept_frames import SentFrames
 MIN_BYTES = FIRST_BYTES = 3 * framing.ACK_BYTES // 2
 """Enough that the other side always acknowledges: its count of bytes is a little lower, as it has no headers."""
 
+MAX_BYTES = framing.WINDOW_BYTES - framing.CHUNK_BYTES
+"""The largest window that is ever closed: beyond it, credit holds the sender up."""
+
 MAX_QUEUE_S = 0.25
 """Seconds for which bytes may wait in queues: less than a person notices, and more than a busy machine's pauses."""
 
@@ -31,24 +34,20 @@ class SendWindow:
     def __init__(self, sent: SentFrames | None) -> None:
         self._sent = sent
         self._limit_bytes = float(FIRST_BYTES)
-        self._was_full = False  # whether the sender had to wait since the last measurement
         self._fastest_s = math.inf
         self._measured: tuple[int, float] | None = None  # the number of a frame under way, and when it was sent
 
     @property
     def is_open(self) -> bool:
         """Return whether more data may be sent now. A frame may exceed the window."""
-        is_open = self._sent is None or self._sent.num_bytes < self._limit_bytes
-        self._was_full = self._was_full or not is_open
-        return is_open
+        return self._sent is None or self._sent.num_bytes < self._limit_bytes
 
     def add(self, frame: tuple[bytes | memoryview, ...]) -> None:
         """Count and keep a frame that is sent now."""
         if self._sent is None:
             return
         self._sent.add(frame)
-        # the other side acknowledges such a frame as soon as it has come
-        if self._measured is None and self._sent.num_bytes >= framing.ACK_BYTES:
+        if self._measured is None and not self.is_open:
             self._measured = self._sent.num_sent, asyncio.get_running_loop().time()
 
     def acknowledge(self, num_frames: int) -> None:
@@ -58,7 +57,7 @@ class SendWindow:
         self._sent.acknowledge(num_frames)
         if self._measured is not None and self._sent.num_acknowledged >= self._measured[0]:
             self._adapt(asyncio.get_running_loop().time() - self._measured[1])
-            self._measured, self._was_full = None, False
+            self._measured = None
 
     def restart(self) -> None:
         """Measure anew, over another connection."""
@@ -69,5 +68,5 @@ class SendWindow:
         queue_s = delay_s - self._fastest_s
         if queue_s > MAX_QUEUE_S:
             self._limit_bytes = max(self._limit_bytes * max(0.5, MAX_QUEUE_S / queue_s), MIN_BYTES)
-        elif self._was_full and queue_s < MAX_QUEUE_S / 2:
-            self._limit_bytes = min(2 * self._limit_bytes, framing.WINDOW_BYTES)
+        elif queue_s < MAX_QUEUE_S / 2:
+            self._limit_bytes = min(2 * self._limit_bytes, MAX_BYTES)

@@ -40,8 +40,8 @@ MAX_CUT_BYTES = 2**23
 large ones are better where the line is fast."""
 
 QUICK_S, SLOW_S = 0.05, 0.2
-"""A message that is sent within QUICK_S doubles the bytes to which frames are cut, and one that takes longer than
-SLOW_S halves them."""
+"""Two long messages in a row that are sent within QUICK_S double the bytes to which frames are cut, and one that takes
+longer than SLOW_S halves them. A single quick one may only have found room that a slow one left."""
 
 ROOM_BYTES = 8 * 2**20
 """Senders that can wait compute nothing more while this much is unsent."""
@@ -70,6 +70,7 @@ class MultiplexedConnection:
         self._stream = stream
         self._queue = FrameQueue()
         self._cut_bytes = FIRST_CUT_BYTES
+        self._was_quick = False
         self._is_ending = False
         self._changed = asyncio.Event()
         self._has_room = asyncio.Event()
@@ -167,10 +168,13 @@ class MultiplexedConnection:
 
     def _adapt(self, num_bytes: int, took_s: float) -> None:
         """Cut the next frames so that their messages take neither long nor little."""
+        is_quick = took_s < QUICK_S
         if took_s > SLOW_S:
             self._cut_bytes = max(self._cut_bytes // 2, MIN_CUT_BYTES)
-        elif took_s < QUICK_S and num_bytes >= self._cut_bytes:
+        elif is_quick and self._was_quick and num_bytes >= self._cut_bytes:
             self._cut_bytes = min(2 * self._cut_bytes, MAX_CUT_BYTES)
+            is_quick = False
+        self._was_quick = is_quick
 
     async def _read(self, on_frame: Callable[[Frame], None], may_read: Callable[[], Awaitable[None]] | None) -> None:
         try:

@@ -321,8 +321,10 @@ class Libp2pStream:
         header = framing.HEADER.pack(kind, len(piece))
         self._is_in_message = kind is Kind.MORE
         self._traffic.sent_in_turn(self.peer_id, len(piece))
-        frame = (header + piece,) if len(piece) <= _COPY_BYTES else (header, piece)
-        self._put(*frame, at_once=False)
+        if len(piece) <= _COPY_BYTES:
+            self._put(header + piece, at_once=False)
+        else:
+            self._put(header, piece, at_once=False)
 
     def _put(self, *frame: bytes | memoryview, at_once: bool = True) -> None:
         """Write a frame, or only keep it until there is a byte stream again. Without `at_once` it waits for its

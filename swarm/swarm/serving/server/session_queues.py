@@ -190,9 +190,8 @@ class SessionInbox:
             num_drafts = min(num_drafts, self._sequence.room_for_drafts(firm_end), self._max_step_tokens - 1)
             rows = rows.first(firm_end - position + num_drafts)
         self._check_size(rows, position, frame.want)
-        before = None if num_drafts or frame.want == "all" else self._before(rows.num_rows, forward=forward)
-        if before is None and len(self._steps) >= MAX_INBOX:
-            raise PeerViolation(f"more than {MAX_INBOX} steps at once")
+        forward = not self._is_last and (isinstance(frame, Push) or frame.forward)
+        before = self._before(frame, rows.num_rows, forward=forward)
         x = self._decoded(rows)
         if self._expected is None:
             self._sequence.rewind(position)
@@ -205,7 +204,7 @@ class SessionInbox:
             num_rows=rows.num_rows,
             want=frame.want,
             draw=frame.draw,
-            forward=not self._is_last and (isinstance(frame, Push) or frame.forward),
+            forward=forward,
             upstream_ms=frame.upstream_ms if isinstance(frame, Push) else (),
             num_drafts=num_drafts,
         )
@@ -216,13 +215,20 @@ class SessionInbox:
         self._sequence.num_queued += 1
         self._arrived.set()
 
-    def _before(self, num_rows: int, *, forward: bool) -> CheckedStep | None:
-        """Return the waiting step that `num_rows` more can join, if there is one: a sender cuts the rows of a prompt on
-        a slow line, and they are run faster at once. A single row is a token."""
-        last = self._steps[-1] if self._steps and num_rows > 1 else None
-        if last is None or last.want != "nothing" or last.is_decode or last.forward != forward:
-            return None
-        return last if last.num_rows + num_rows <= self._max_step_tokens else None
+    def _before(self, frame: StepRequest | Push, num_rows: int, *, forward: bool) -> CheckedStep | None:
+        """Return the waiting step that `num_rows` of a frame can join, if there is one: a sender cuts the rows of a
+        prompt on a slow line, and they are run faster at once. A single row is a token, and drafts follow one.
+
+        Raises PeerViolation if there is none, and too many steps wait."""
+        last = self._steps[-1] if self._steps else None
+        has_drafts = isinstance(frame, Push) and frame.num_drafts > 0
+        if last is not None and num_rows > 1 and frame.want != "all" and not has_drafts:
+            is_alike = last.want == "nothing" and not last.is_decode and last.forward == forward
+            if is_alike and last.num_rows + num_rows <= self._max_step_tokens:
+                return last
+        if len(self._steps) >= MAX_INBOX:
+            raise PeerViolation(f"more than {MAX_INBOX} steps at once")
+        return None
 
     async def next(self) -> CheckedStep:
         while not self._steps:

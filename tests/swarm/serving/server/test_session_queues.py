@@ -204,6 +204,7 @@ def inbox_of(*, max_step_tokens: int) -> tuple[SessionInbox, HeldSequence, Backp
         backpressure,
         max_step_tokens=max_step_tokens,
     )
+    inbox.is_open = True
     return inbox, sequence, backpressure
 
 
@@ -221,8 +222,8 @@ def request(position: int, num_rows: int, want: WantedOutput = "nothing") -> Ste
 def test_rows_of_a_prompt_that_come_in_pieces_while_others_wait_are_run_at_once() -> None:
     inbox, sequence, backpressure = inbox_of(max_step_tokens=64)
     for position in range(0, 60, 3):
-        inbox.take(request(position, 3), forward=False)
-    inbox.take(request(60, 3, "token"), forward=False)
+        inbox.take(request(position, 3))
+    inbox.take(request(60, 3, "token"))
     assert sequence.num_queued == 1
     step = at_once(inbox.next())
     assert (step.position, step.num_rows, step.want, step.draw) == (0, 63, "token", TokenDraw())
@@ -234,7 +235,7 @@ def test_rows_of_a_prompt_that_come_in_pieces_while_others_wait_are_run_at_once(
 def test_steps_that_want_an_output_or_are_too_long_together_stay_apart() -> None:
     inbox, _, _ = inbox_of(max_step_tokens=8)
     for position, num_rows, want in ((0, 5, "nothing"), (5, 4, "nothing"), (9, 2, "last"), (11, 2, "all")):
-        inbox.take(request(position, num_rows, want), forward=False)  # type: ignore[arg-type]
+        inbox.take(request(position, num_rows, want))  # type: ignore[arg-type]
     steps = [at_once(inbox.next()) for _ in range(3)]
     assert [(step.position, step.num_rows, step.want) for step in steps] == [
         (0, 5, "nothing"),

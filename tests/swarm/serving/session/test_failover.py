@@ -102,7 +102,7 @@ def test_trace_of_a_token_leaves_out_the_time_of_a_failover(boxes: Any, llama_di
 def test_failover_gives_the_same_tokens_while_a_long_prompt_is_prefilled(
     boxes: Any, llama_dir: Path, prompt_faults: int
 ) -> None:
-    faults = [Fault(who="*", phase="serve/prefill", what="kill", nth=nth) for nth in (5, 9)[:prompt_faults]]
+    faults = [Fault(who="*", phase="serve/prefill", what="kill", nth=nth) for nth in (5, 8)[:prompt_faults]]
 
     async def scenario() -> None:
         options = SessionOptions(max_step_tokens=4)

@@ -147,6 +147,10 @@ def as_swarm_error(error: Exception) -> SwarmError:
     names."""
     if isinstance(error, SwarmError):
         return error
+    if isinstance(error, MemoryError):
+        return SwarmError(
+            "this process gets no more memory", remedy="end other programs, or raise the limit, such as `ulimit -v`"
+        )
     readable = explain(error, "use", option="") if isinstance(error, OSError) else None
     if readable is not None:
         return readable
@@ -158,4 +162,4 @@ def as_swarm_error(error: Exception) -> SwarmError:
 
 
 def exit_code(error: Exception) -> int:
-    return EXIT_FAILURE if isinstance(error, SwarmError | OSError) else EXIT_BUG
+    return EXIT_FAILURE if isinstance(error, SwarmError | OSError | MemoryError) else EXIT_BUG

@@ -103,6 +103,12 @@ def test_keep_traceback_before_and_after_set_up(tmp_path: Path, monkeypatch: pyt
     assert "the cause" in json.loads(path.read_text())["traceback"]
 
 
+def test_lack_of_memory_is_no_bug() -> None:
+    told = diagnostics.as_swarm_error(MemoryError())
+    assert (told.message, diagnostics.exit_code(MemoryError())) == ("this process gets no more memory", 1)
+    assert "raise the limit" in told.remedy
+
+
 def test_quieten_libraries_takes_their_handlers(capsys: pytest.CaptureFixture[str]) -> None:
     library = logging.getLogger("transformers")
     library.addHandler(logging.StreamHandler())

@@ -23,6 +23,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import RoundError
 from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.training_messages import Contribution
@@ -179,7 +180,8 @@ class IntervalLoop:
         contribution = None
         if delta_F is not None:
             self._record_done(interval.done)
-            contribution = self._contribution(interval.done)
+            shared = shared_fields(interval.done, Contribution)
+            contribution = Contribution(peer_id=self._context.network.peer_id, loss=interval.done.mean_loss, **shared)
         self._put_offer(contribution, delta_F, interval.done.seconds if contribution else 0.0)
         return has_lease
 
@@ -230,21 +232,5 @@ class IntervalLoop:
 
     def _record_done(self, done: IntervalResult) -> None:
         self.latest = done
-        self._on_event(
-            IntervalDone(
-                step=self._step,
-                num_steps=done.num_steps,
-                num_tokens=done.num_tokens,
-                loss=done.mean_loss,
-                seconds=done.seconds,
-                tokens_per_s=done.tokens_per_s,
-            )
-        )
-
-    def _contribution(self, done: IntervalResult) -> Contribution:
-        return Contribution(
-            peer_id=self._context.network.peer_id,
-            num_tokens=done.num_tokens,
-            num_samples=done.num_samples,
-            loss=done.mean_loss,
-        )
+        shared = shared_fields(done, IntervalDone)
+        self._on_event(IntervalDone(step=self._step, loss=done.mean_loss, tokens_per_s=done.tokens_per_s, **shared))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
+from swarm_protocol.checks import shared_fields
 from swarm_protocol.commit_messages import Endorsement
 from swarm_protocol.records import Refusal, RoundReport, TrainerRecord, TrainerState, ValidationReport
 from swarm_protocol.run_credentials import Grant
@@ -258,18 +259,11 @@ class MemberReports:
         if (notice.step, notice.reason) != self._told_abort:
             self._told_abort = notice.step, notice.reason
             logger.warning("attempt %d at outer step %d: %s", notice.attempt, notice.step, notice.reason)
-        self.on_event(
-            RoundAborted(step=notice.step, attempt=notice.attempt, reason=notice.reason, missing=notice.missing)
-        )
+        self.on_event(RoundAborted(**shared_fields(notice, RoundAborted)))
 
     def convicted(self, ban: Ban) -> None:
         """Report that evidence has convicted a member."""
-        verdict = ban.verdict
-        self.on_event(
-            MemberConvicted(
-                step=verdict.step, peer_id=verdict.peer_id, kind=verdict.kind, reason=verdict.reason, until=ban.until
-            )
-        )
+        self.on_event(MemberConvicted(until=ban.until, **shared_fields(ban.verdict, MemberConvicted)))
 
     def late(self, event: ContributionLate) -> None:
         """Report that a group was formed before this member's contribution was ready."""

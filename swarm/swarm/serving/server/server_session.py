@@ -324,15 +324,12 @@ class ServerSession:
 
     def _push_failed(self, error: SwarmError) -> None:
         """Report a lost push to the client, which feeds the next server itself, or replaces it."""
-        last = self._results.last
-        if last is None or self.is_closed or self.connection.error is not None:
+        told_until = self._results.told_until
+        if told_until is None or self.is_closed or self.connection.error is not None:
             return
         logger.debug("a push was lost: %s", error)
         failed = StepResult(
-            sequence_id=self.sequence_id,
-            position=last.position - last.num_drafts,
-            push_failed=True,
-            num_links=self._link.num_links,
+            sequence_id=self.sequence_id, position=told_until, push_failed=True, num_links=self._link.num_links
         )
         self._results.add(failed)
 

@@ -265,10 +265,11 @@ class SessionInbox:
 
 class ResultBatcher:
     """Sends results to the client at the other end of `connection`. Those of tokens that were passed on are sent at the
-    next multiple of REPORT_S. `last` is the newest result."""
+    next multiple of REPORT_S. `told_until` is the position of the newest result without its drafts, None before the
+    first. The result itself is not kept, since its rows may take megabytes."""
 
     def __init__(self, connection: MultiplexedConnection) -> None:
-        self.last: StepResult | None = None
+        self.told_until: int | None = None
         self._connection = connection
         self._may_wait = True
         self._waiting: list[StepResult] = []
@@ -280,7 +281,7 @@ class ResultBatcher:
         the connection has ended."""
         if not result.passed_on:
             self.flush()
-        self.last = result
+        self.told_until = result.position - result.num_drafts
         self._waiting.append(result)
         loop = asyncio.get_running_loop()
         now_s, before_s = loop.time(), self._added_s

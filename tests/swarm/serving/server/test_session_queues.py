@@ -99,6 +99,18 @@ def test_reports_are_bounded_in_number() -> None:
     virtual_time.run(scenario())
 
 
+def test_batcher_knows_what_it_has_told_without_drafts_and_keeps_no_rows_of_it() -> None:
+    async def scenario() -> None:
+        batcher = ResultBatcher(Told())  # type: ignore[arg-type]
+        assert batcher.told_until is None
+        rows = Rows(codec="raw", num_rows=3, num_columns=2, payload=bytes(24))
+        batcher.add(passed(7, rows=rows, num_drafts=2))
+        assert batcher.told_until == 5
+        assert not any(isinstance(each, StepResult) for each in vars(batcher).values())
+
+    virtual_time.run(scenario())
+
+
 def test_reports_of_all_sessions_are_sent_at_the_same_time() -> None:
     async def scenario() -> None:
         clock, connections, times = asyncio.get_running_loop().time, [Told(), Told()], list[float]()

@@ -70,11 +70,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Failures:
-    """Consecutive failures of a server, the first at `first_s` and the last at `last_s`, after which it was avoided for
-    `backoff_s`."""
+    """Consecutive failures of a server, the first at `first_s` and the last at `last_s` for `reason`, after which it
+    was avoided for `backoff_s`."""
 
     first_s: float
     last_s: float = 0.0
+    reason: str = ""
     backoff_s: float = FIRST_BACKOFF_S / 2
     avoid_until_s: float = 0.0
     rest_until_s: float = 0.0
@@ -117,8 +118,8 @@ class PeerHealth:
         self._heard_s = NewestItems[str, float](MAX_PEERS)
         self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
         self._load: Counter[str] = Counter()
-        self._reasons = NewestItems[str, str](MAX_PEERS)
         self._distrusted_s = NewestItems[str, float](MAX_PEERS)
+        self._why_distrusted = NewestItems[str, str](MAX_PEERS)
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
 
     async def close(self) -> None:
@@ -152,9 +153,14 @@ class PeerHealth:
     @property
     def avoid(self) -> set[str]:
         """Peers that failed lately. They are asked only if no other can answer."""
-        now_s = asyncio.get_running_loop().time()
-        avoided = {peer_id for peer_id, failures in self._failures.items() if failures.avoid_until_s > now_s}
-        return avoided | self.distrusted
+        return set(self.why_avoided)
+
+    @property
+    def why_avoided(self) -> dict[str, str]:
+        """What each of the peers to avoid did."""
+        now_s, convicted = asyncio.get_running_loop().time(), "evidence convicts it of a lie"
+        failed = {peer_id: each.reason for peer_id, each in self._failures.items() if each.avoid_until_s > now_s}
+        return failed | {peer_id: self._why_distrusted.get(peer_id, convicted) for peer_id in self.distrusted}
 
     @property
     def unproven(self) -> set[str]:
@@ -184,7 +190,7 @@ class PeerHealth:
 
     def distrust(self, peer_id: str, reason: str) -> None:
         """Do not ask the peer for VIOLATION_BACKOFF_S, because of what it did."""
-        self._reasons[peer_id] = reason
+        self._why_distrusted[peer_id] = reason
         self._distrusted_s[peer_id] = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
 
     def doubt(self, peer_id: str, *, for_s: float = UNPROVEN_S) -> None:
@@ -240,7 +246,7 @@ class PeerHealth:
             load=self._load,
             avoid=self.avoid | self.unproven | trust.avoided | trust.barred,
             barred=self.barred | trust.barred,
-            why_barred=self._reasons,
+            why_barred=self.why_avoided,
             full=self.full(max_tokens, has_grammar=has_grammar),
             max_tokens=max_tokens,
             salt=salt,
@@ -323,7 +329,6 @@ class PeerHealth:
         if isinstance(error, PeerViolation):
             self.distrust(peer_id, error.message)
             return
-        self._reasons[peer_id] = error.message
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
         first_s = GONE_BACKOFF_S if isinstance(error, PeerTimeout | PeerUnreachable) else FIRST_BACKOFF_S
@@ -332,7 +337,7 @@ class PeerHealth:
         rest_s = min(REST_S, backoff_s)
         if isinstance(error, PeerRefused):
             backoff_s, rest_s = LEAVING_BACKOFF_S, LEAVING_REST_S
-        failures.last_s = now_s
+        failures.last_s, failures.reason = now_s, error.message
         failures.avoid_until_s = max(failures.avoid_until_s, now_s + backoff_s)
         failures.rest_until_s = max(failures.rest_until_s, now_s + rest_s)
         self._failures[peer_id] = failures

@@ -107,6 +107,28 @@ def test_peer_that_broke_the_protocol_stays_barred_whatever_its_other_sessions_s
     run(scenario)
 
 
+def test_avoided_peers_are_told_with_why_they_are_and_not_with_an_earlier_failure() -> None:
+    async def main() -> None:
+        convicted = set[str]()
+        health = PeerHealth(membership(), convicted=lambda: frozenset(convicted))
+        for peer_id in ("recovered", "convicted", "rested", "violent"):
+            health.failed(peer_id, PeerTimeout("silent"))
+        health.worked("recovered")
+        await asyncio.sleep(GONE_BACKOFF_S)
+        convicted.add("convicted")
+        health.failed("violent", PeerViolation("it sent nonsense"))
+        health.failed("violent", PeerTimeout("silent"))
+        health.failed("failing", PeerError("broken"))
+        assert health.why_avoided == {
+            "convicted": "evidence convicts it of a lie",
+            "failing": "broken",
+            "violent": "it sent nonsense",
+        }
+        assert health.routing_context(["failing"], 1, "").why_barred == health.why_avoided
+
+    virtual_time.run(main())
+
+
 def test_sessions_that_lose_one_server_together_count_as_one_failure() -> None:
     async def scenario(health: PeerHealth) -> None:
         for _ in range(16):

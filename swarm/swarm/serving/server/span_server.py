@@ -302,9 +302,9 @@ class SpanServer:
         return self._held.num_tokens
 
     @property
-    def deployments(self) -> list[Deployment]:
+    def deployments(self) -> tuple[Deployment, ...]:
         """The spans in memory: the announced one, and those that sessions are leaving."""
-        return self._held.all
+        return tuple(self._held.all)
 
     @property
     def _ready(self) -> Deployment:

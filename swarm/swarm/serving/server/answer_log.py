@@ -43,10 +43,12 @@ class AnswerLog:
             self.inputs.add_digests(0, b"".join(page.digests for page in known))
 
     def took(self, position: int, rows: Rows) -> None:
-        """Add inputs. Those that replace drafts also drop the outputs for these, which may still be computed."""
+        """Add inputs. Those that replace drafts also drop the outputs for these, which may still be computed. Others
+        may join a step that waits, whose outputs are for earlier inputs, too."""
+        if position < self.inputs.end:
+            self.outputs.cut(position)
+            self._taken_from = position
         self.inputs.add_rows(position, rows.payload, rows.row_bytes)
-        self.outputs.cut(position)
-        self._taken_from = position
 
     def page(self, index: int) -> PageInputs | None:
         """Return the inputs of the page that was just computed, or None if not all positions before it are known. Pages

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -11,12 +12,13 @@ from support.arithmetic_span import NUM_BLOCKS, REVISION, prompt_of
 from support.served_chain import COLUMNS, Talk, World, hidden_rows, token_rows, with_servers
 from swarm.serving.checking.span_commitment import signed_by
 from swarm.serving.model.kv_pool import PAGE_TOKENS
+from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.connection_server import MAX_ENDED, SIGN_S, SWEEP_S
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol.errors import PeerRefused
 from swarm_protocol.rows import Rows
 from swarm_protocol.served_evidence_messages import AnswerCommitment, PositionDigests
-from swarm_protocol.session_frames import CloseSequence, Commitment, SequenceEnded
+from swarm_protocol.session_frames import CloseSequence, Commitment, SequenceEnded, StepResult
 
 TRUE, FALSE = prompt_of(PAGE_TOKENS), prompt_of(PAGE_TOKENS)[::-1]
 KEYS = [bytes([number]) * 16 for number in range(1, 6)]
@@ -58,6 +60,35 @@ def test_server_signs_the_inputs_of_its_cache_when_a_client_sends_others_under_t
         assert stated.inputs_digest == digest([token_rows(*TRUE, 7)])
 
     with_servers(work)
+
+
+def test_server_signs_all_outputs_of_rows_that_came_in_parts_and_were_run_at_once() -> None:
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        for number, parts in enumerate([(TRUE,), (TRUE[:5], TRUE[5:9], TRUE[9:])], start=1):
+            await talk.open(number)
+            position = 0
+            for part in parts:
+                is_end = position + len(part) == len(TRUE)
+                talk.send_step(token_rows(*part), position, number, "token" if is_end else "nothing")
+                position += len(part)
+            while (await talk.next(StepResult)).position < len(TRUE):
+                pass
+        whole, in_parts = [await signed(world, talk, number) for number in (1, 2)]
+        assert (whole.outputs_from, whole.outputs_to) == (len(TRUE) - 1, len(TRUE))
+        assert (in_parts.outputs_from, in_parts.outputs_to) == (len(TRUE) - 1, len(TRUE))
+        assert in_parts.outputs_digest == whole.outputs_digest
+
+    with_servers(work, [(0, NUM_BLOCKS)])
+
+
+def test_server_signs_all_rows_that_it_pushed_for_parts_that_were_run_at_once() -> None:
+    log = AnswerLog(Mock())
+    for position in (0, 4, 8):
+        log.took(position, token_rows(*range(4)))
+    rows = hidden_rows(torch.rand(12, COLUMNS))
+    log.gave(0, rows)
+    assert log.outputs.digest(12) == digest([rows])
 
 
 def test_server_signs_an_answer_for_some_seconds_after_it_has_ended_the_session() -> None:

@@ -545,6 +545,15 @@ def test_member_that_came_back_resumes_the_outcome_of_a_group_in_which_it_was_le
     assert not state.faults.accused
 
 
+def test_member_that_has_all_parts_early_waits_for_votes_until_others_must_have_reduced_and_voted() -> None:
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]
+    over_at = 1.0 + FIRST.group.reduce_s + FIRST.group.vote_s
+    state, actions = run([*script, (over_at - 0.1, Tick())])
+    assert (state.phase, any(isinstance(each, GiveUp) for each in actions)) == ("preparing", False)
+    _, actions = run([*script, (over_at, Tick())])
+    assert any(isinstance(each, GiveUp) for each in actions)
+
+
 def test_made_up_vote_and_a_missing_one_have_no_honest_member_accused() -> None:
     liar, made_up = OTHERS[0], replace(OUTCOME, part_digests=(b"x" * 32,) * len(PEERS), state_digest=b"x" * 32)
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))]

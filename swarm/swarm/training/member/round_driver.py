@@ -36,24 +36,32 @@ from swarm.training.round.round_events import (
     Action,
     Announce,
     Ask,
+    AttemptLeft,
     CastVote,
     Event,
     Finish,
     GiveUp,
     Offered,
+    Proven,
     Query,
     Recover,
     Reduce,
     Reply,
+    Reported,
     ShowEvidence,
+    Sighted,
     Sign,
     Tick,
+    Voted,
 )
 from swarm.training.round.round_state import RoundSetup, RoundState, may_leave_now
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import Waiting
 
 DISK_S = 2.0  # pause before a promise is written again that the disk did not take
+MAX_EVENTS = 4096
+"""Maximum events that wait, as they do while the disk is full. Beyond it, what peers tell is dropped: they tell it
+again, or are asked again."""
 
 
 class RoundDriver:
@@ -144,7 +152,9 @@ class RoundDriver:
         return None if self._offered_at is None else asyncio.get_running_loop().time() - self._offered_at
 
     def feed(self, event: Event) -> None:
-        self._events.put_nowait(event)
+        is_told = isinstance(event, Sighted | Reported | Voted | AttemptLeft | Proven)
+        if not is_told or self._events.qsize() < MAX_EVENTS:
+            self._events.put_nowait(event)
 
     def leave(self) -> None:
         """Make `run` check whether this member may leave now. Call this once `intervals` has been told to leave."""

@@ -15,9 +15,10 @@ import torch
 from support.round_scripts import FIRST, ME, OFFER, OUTCOME, PEERS, locked, ready, setup, vote_of
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
+from swarm.training.member.round_driver import MAX_EVENTS
 from swarm.training.round import state_machine as machine
 from swarm.training.round.promise import Promise, PromiseFile
-from swarm.training.round.round_events import Ask, Reported, Sign
+from swarm.training.round.round_events import Ask, Reported, Sighted, Sign
 from swarm.training.round.round_state import OwnPrepareVote, RoundSetup, RoundState
 from swarm.training.trainer_events import MemberConvicted, OuterStep, RoundAborted
 from swarm_protocol.commit_messages import Vote
@@ -224,6 +225,11 @@ def test_member_whose_disk_is_full_says_so_and_nothing_else_until_it_has_room_or
                 "the member's vote cannot be written: free space there"
             }
             assert disk.read() == kept
+            driver = member.trainer._steps.service.driver
+            assert driver is not None
+            for _ in range(2 * MAX_EVENTS):
+                driver.feed(Sighted(peer=swarm.members["m0"].peer_id, attempt=0))
+            assert driver._events.qsize() == MAX_EVENTS
             if has_room_again:
                 disk.has_room = True
             else:

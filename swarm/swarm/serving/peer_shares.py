@@ -181,6 +181,8 @@ class PeerShares(Generic[H]):
         """Note that a client was refused for lack of room. Within its share, it counts as waiting."""
         if not self._is_beyond_share(client, num_pages, num_more, now_s):
             self._waits_until_s[client] = now_s + WAIT_S
+        if not num_more:
+            return  # what grows takes no turn: it is often refused, and then goes on elsewhere
         turn = self._turns.get((client, num_pages))
         if turn is None or now_s >= min(turn.last_s + WAIT_S, turn.since_s + KEPT_UNTIL_S):
             turn = _Turn(now_s, now_s)

@@ -69,6 +69,16 @@ def test_shares_keep_places_for_peers_that_hold_none() -> None:
     shares.check("b", 1, now_s=0.0)  # a does not wait: it has all that it may have
 
 
+def test_shares_keep_room_for_a_large_session_also_while_those_that_grow_are_refused() -> None:
+    shares = PeerShares([Sequence("gateway", 60)], 8, ROOM)
+    for at_s in range(0, 2 * int(WAIT_S), 2):
+        shares.refused("gateway", 1, now_s=float(at_s))
+        shares.refused("gateway", 50, now_s=at_s + 1.0, num_more=1)
+    with pytest.raises(PeerRefused, match="its cache has no room for 5 more pages"):
+        shares.check_turn("gateway", 5, num_free=40, now_s=2 * WAIT_S)
+    shares.check_turn("gateway", 50, num_free=50, now_s=2 * WAIT_S)
+
+
 def test_shares_give_a_freed_place_to_a_peer_that_waits() -> None:
     server = Server()
     for _ in range(8):

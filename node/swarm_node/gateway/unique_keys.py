@@ -14,7 +14,7 @@ from swarm_node.http.field_words import shown
 
 
 class UniqueKeysRoute(APIRoute):
-    """A route that reads its body so. FastAPI reports the error as one of JSON's grammar."""
+    """A route that refuses such a body. FastAPI reports it as an error in the JSON."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

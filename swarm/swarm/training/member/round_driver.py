@@ -69,7 +69,7 @@ class RoundDriver:
 
     `intervals` makes this member's contribution, which is offered `rest_s` seconds after the interval has ended.
     `promises` outlive the process; they are None if this member keeps none. `on_abort` is called with each failed
-    attempt.
+    attempt, and each time that the disk takes no promise.
     """
 
     def __init__(

@@ -94,11 +94,12 @@ class CheckedStep:
     """A step that fits the session. If `forward`, all its outputs are needed, by the client and by the next server. The
     last `num_drafts` rows are drafts.
 
-    `upstream_ms` are the times that the servers before spent on it, as far as they are known.
+    `upstream_ms` are the times that the servers before spent on it, as far as they are known. The rows are `x`, which
+    came in `parts`.
     """
 
     position: int
-    x: Tensor
+    parts: tuple[Tensor, ...]
     num_rows: int
     want: WantedOutput
     draw: TokenDraw | None
@@ -110,15 +111,26 @@ class CheckedStep:
     def is_decode(self) -> bool:
         return is_decode(self.num_rows, self.num_drafts)
 
+    @property
+    def x(self) -> Tensor:
+        return torch.cat(self.parts) if len(self.parts) > 1 else self.parts[0]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
+
     def joined(self, following: CheckedStep) -> CheckedStep:
         """Return one step for this one, which wants no output of its own, and the `following` one."""
         num_rows = self.num_rows + following.num_rows
-        return replace(following, position=self.position, x=torch.cat((self.x, following.x)), num_rows=num_rows)
+        # the parts become one when the step is run: there may be hundreds, and each copy takes the loop's time
+        return replace(following, position=self.position, parts=self.parts + following.parts, num_rows=num_rows)
 
     def with_drafts(self, num_drafts: int) -> CheckedStep:
         """Return the step with only the first `num_drafts` of its drafts."""
+        if num_drafts == self.num_drafts:
+            return self
         num_rows = self.num_rows - self.num_drafts + num_drafts
-        return replace(self, x=self.x[:num_rows], num_rows=num_rows, num_drafts=num_drafts)
+        return replace(self, parts=(self.x[:num_rows],), num_rows=num_rows, num_drafts=num_drafts)
 
 
 class SessionInbox:
@@ -200,7 +212,7 @@ class SessionInbox:
         self._on_taken(position, rows)
         step = CheckedStep(
             position=position,
-            x=x,
+            parts=(x,),
             num_rows=rows.num_rows,
             want=frame.want,
             draw=frame.draw,
@@ -239,7 +251,7 @@ class SessionInbox:
     def finish(self, step: CheckedStep) -> None:
         """Release the bytes of a step that was computed or failed."""
         self._sequence.num_queued -= 1
-        self._backpressure.give_back(self._client, step.x.nbytes)
+        self._backpressure.give_back(self._client, step.num_bytes)
 
     def close(self) -> None:
         for step in self._steps:

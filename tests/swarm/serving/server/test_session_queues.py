@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import struct
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
+import torch
 from support.fuzzed_sessions import HIDDEN_SIZE, SPAN, HeldSequence, at_once
 from swarm.serving.server.session_queues import (
     MAX_WAITING,
@@ -242,6 +244,18 @@ def test_rows_of_a_prompt_that_come_in_pieces_while_others_wait_are_run_at_once(
     assert step.x[:, 0].tolist() == list(range(63))
     inbox.finish(step)
     assert (sequence.num_queued, backpressure.num_bytes) == (0, 0)
+
+
+def test_pieces_of_a_prompt_are_copied_once_however_many_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stranger may send two rows at a time, and each copy takes the time of the server's loop."""
+    inbox, _, _ = inbox_of(max_step_tokens=64)
+    monkeypatch.setattr(torch, "cat", copied := Mock(wraps=torch.cat))
+    for position in range(0, 64, 2):
+        inbox.take(request(position, 2))
+    step = at_once(inbox.next())
+    assert copied.call_count == 0
+    assert len(step.x) == 64
+    assert copied.call_count == 1
 
 
 def test_steps_that_want_an_output_or_are_too_long_together_stay_apart() -> None:

@@ -157,7 +157,7 @@ class PeerHealth:
 
     @property
     def why_avoided(self) -> dict[str, str]:
-        """What each of the peers to avoid did."""
+        """Return what each of the peers to avoid did."""
         now_s, convicted = asyncio.get_running_loop().time(), "evidence convicts it of a lie"
         failed = {peer_id: each.reason for peer_id, each in self._failures.items() if each.avoid_until_s > now_s}
         return failed | {peer_id: self._why_distrusted.get(peer_id, convicted) for peer_id in self.distrusted}

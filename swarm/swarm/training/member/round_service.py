@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 from swarm_protocol.commit_messages import Abort, Certificate, Lock, Vote, VoteReply
 from swarm_protocol.envelope import unverified
@@ -24,7 +25,7 @@ from swarm.training.member.peer_calls import POLL_S
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.round.group_members import num_presentable, origin_complaint, signer_complaint
 from swarm.training.round.round_events import AttemptLeft, Proven, Sighted, Voted
-from swarm.training.round.round_state import coordinates
+from swarm.training.round.round_state import RoundState, with_coordinator
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
 from swarm.training.state.endorsement import contradicts, read_endorsement
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
@@ -117,7 +118,7 @@ class RoundService:
             if not wanted.watches:
                 # only the coordinator may do this: otherwise any peer could end all members' intervals before they have
                 # contributed anything
-                if wanted.hurry and coordinates(self.driver.state, peer, wanted.attempt):
+                if wanted.hurry and _coordinates(self.driver.state, peer, wanted.attempt):
                     self.driver.hurry()
                 self.driver.feed(Sighted(peer=peer, attempt=wanted.attempt))
             known, attempt = self.driver.known, self.driver.state.attempt
@@ -317,6 +318,12 @@ class RoundService:
         if self.driver is None:
             raise PeerRefused("this member is not yet at work")
         return self.driver.groups.show(wanted)
+
+
+def _coordinates(state: RoundState, peer: str, attempt: int) -> bool:
+    """Return whether `peer` coordinates this member's attempt, or the later one that it is about to move to."""
+    is_near = attempt in {state.attempt, state.attempts.later}
+    return is_near and with_coordinator(replace(state, attempt=attempt)).coordinator == peer
 
 
 async def _first(stream: Stream) -> bytes:

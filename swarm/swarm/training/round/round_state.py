@@ -245,12 +245,6 @@ def with_coordinator(state: RoundState) -> RoundState:
     return replace(state, coordinator=coordinator_of(state.setup.beacon(state.attempt), candidates))
 
 
-def coordinates(state: RoundState, peer: str, attempt: int) -> bool:
-    """Return whether `peer` coordinates this member's attempt, or the later one that it is about to move to."""
-    is_near = attempt in {state.attempt, state.attempts.later}
-    return is_near and with_coordinator(replace(state, attempt=attempt)).coordinator == peer
-
-
 def roster_left(state: RoundState) -> set[str]:
     return set(state.setup.roster) - state.faults.failed
 

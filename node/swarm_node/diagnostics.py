@@ -151,8 +151,12 @@ def as_swarm_error(error: Exception) -> SwarmError:
         return SwarmError(
             "this process gets no more memory", remedy="end other programs, or raise the limit, such as `ulimit -v`"
         )
-    readable = explain(error, "use", option="") if isinstance(error, OSError) else None
-    if readable is not None:
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # only `tempfile` names no file
+        return SwarmError(
+            "no directory for temporary files can be written",
+            remedy="free some space there, or set TMPDIR to a directory that this user may write",
+        )
+    if isinstance(error, OSError) and (readable := explain(error, "use" if error.filename else "go on", option="")):
         return readable
     path = keep_traceback(error)
     return SwarmError(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
@@ -107,6 +109,20 @@ def test_lack_of_memory_is_no_bug() -> None:
     told = diagnostics.as_swarm_error(MemoryError())
     assert (told.message, diagnostics.exit_code(MemoryError())) == ("this process gets no more memory", 1)
     assert "raise the limit" in told.remedy
+
+
+def test_lack_of_a_place_for_temporary_files_and_a_full_disk_without_a_name_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: ["/proc/none"])
+    with pytest.raises(FileNotFoundError) as error:
+        tempfile.gettempdir()
+    told = diagnostics.as_swarm_error(error.value)
+    assert told.message == "no directory for temporary files can be written"
+    assert "TMPDIR" in told.remedy
+    told = diagnostics.as_swarm_error(OSError(errno.ENOSPC, "No space left on device"))
+    assert told.message == "cannot go on: no space left on device"
 
 
 def test_quieten_libraries_takes_their_handlers(capsys: pytest.CaptureFixture[str]) -> None:

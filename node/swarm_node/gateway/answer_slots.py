@@ -42,9 +42,8 @@ class AnswerSlots:
             num_own = self._for_all.running[name] + self._for_few.running[name]
             raise HttpError(
                 429,
-                f"the gateway runs at most {self._capacity} answers of a model at once, fewer beside those of other "
-                f"models and a few more for callers with few; {num_own} of this model and {self.num_running} in all "
-                "run now",
+                f"the gateway runs at most {self._capacity} answers of a model at once, and fewer while those of other "
+                f"models run: {num_own} of this model and {self.num_running - num_own} of others run now",
                 code="rate_limit_exceeded",
                 retry_after_s=http_limits.RETRY_AFTER_S,
             )

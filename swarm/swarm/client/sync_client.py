@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import errno
 import threading
 from collections.abc import Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -226,8 +227,9 @@ class Client(TextClient[Generator[Token, None, None]]):
                 return
             if connected.done():
                 raise
-            if isinstance(error, OSError):  # for example if no more files may be open
-                remedy = "close some files, or allow more with `ulimit -n 4096`"
+            if isinstance(error, OSError):
+                too_many = error.errno in (errno.EMFILE, errno.ENFILE)
+                remedy = "close some files, or allow more with `ulimit -n 4096`" if too_many else ""
                 error = StartError(f"the client cannot start: {error}", remedy=remedy)
             connected.set_exception(error)
 

@@ -294,7 +294,8 @@ def _no_chain(serving: Usable, missing: Spans, unserved: Spans, context: Routing
     if unserved:
         cause, remedy = "nobody serves them", "wait for a server to join, or start one: it takes the missing blocks"
     elif (failed := {peer_id for peer_id, record in serving if _has_any(record, missing)}) <= set(context.barred):
-        why = next((f" ({peer_id}: {why})" for peer_id, why in context.why_barred.items() if peer_id in failed), "")
+        peer_id, why = next((each for each in context.why_barred.items() if each[0] in failed), ("", ""))
+        why = f" ({why if peer_id in why else f'{peer_id}: {why}'})" if why else ""
         cause, remedy = f"their servers just failed{why}", "try again in a moment"
     else:
         kind = NoRoom

@@ -216,9 +216,11 @@ def test_chain_error_names_the_missing_blocks() -> None:
 
 
 def test_chain_error_says_that_the_only_server_just_failed_when_it_is_barred() -> None:
-    with pytest.raises(NoChain, match=r"blocks 0:8 .* just failed \(a: it was lost\)") as caught:
-        spans({"a": record(0, 8)}, avoid={"a"}, barred={"a"}, why_barred={"b": "it is slow", "a": "it was lost"})
+    with pytest.raises(NoChain, match=r"blocks 0:8 .* just failed \(a: it is lost\)") as caught:
+        spans({"a": record(0, 8)}, avoid={"a"}, barred={"a"}, why_barred={"b": "it is slow", "a": "it is lost"})
     assert not isinstance(caught.value, NoRoom)
+    with pytest.raises(NoChain, match=r"just failed \(peer a is gone\)"):
+        spans({"a": record(0, 8)}, avoid={"a"}, barred={"a"}, why_barred={"a": "peer a is gone"})
 
 
 def test_chain_uses_a_server_to_avoid_when_there_is_no_other() -> None:

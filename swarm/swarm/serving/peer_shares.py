@@ -3,6 +3,7 @@ the engine and the grammars."""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ KEPT_AFTER_S = WAIT_S
 
 KEPT_UNTIL_S = 20.0
 """Time after which room is no longer kept for it, so that none lies idle in vain. Clients give up after as long."""
+
+KEPT_S = KEPT_UNTIL_S - KEPT_AFTER_S
+
+REST_S = 60.0
+"""Time after which room is kept again for a peer for which it was kept in vain, so that one that asks for too much
+again and again takes little from the others."""
 
 MAX_WAITING = 1024
 """Maximum peers, and sessions, that are remembered as waiting: the last ones."""
@@ -75,7 +82,7 @@ class PeerShares(Generic[H]):
     Small sessions fit in what is freed, and a large one might wait for ever. So once one was asked for in vain for
     KEPT_AFTER_S, its pages are kept for it until KEPT_UNTIL_S, but half of all pages at most: of several for the one
     that was asked for first. Other sessions of its peer, such as those of a gateway's other users, must leave them, and
-    while that peer waits those of others, too.
+    while that peer waits those of others, too. After KEPT_S in vain, nothing is kept for the peer for REST_S.
 
     No session is ended or kept from growing for the equal share. Answers take seconds, so room is soon free. But an
     answer may grow for minutes: while another peer waits, no session grows if its peer then holds over half. And a peer
@@ -106,6 +113,7 @@ class PeerShares(Generic[H]):
         self._lacks_room = lacks_room
         self._waits_until_s = NewestItems[str, float](MAX_WAITING)
         self._turns = NewestItems[tuple[str, int], _Turn](MAX_WAITING)  # by client and pages
+        self._kept_since_s = NewestItems[str, float](MAX_WAITING)  # by client
 
     def check(self, client: str, num_pages: int, *, now_s: float) -> None:
         """Check that the client may have another sequence of `num_pages`. Does not check for free room.
@@ -188,10 +196,12 @@ class PeerShares(Generic[H]):
             turn = _Turn(now_s, now_s)
         self._turns[client, num_pages] = _Turn(turn.since_s, now_s)
 
-    def admitted(self, client: str, num_pages: int) -> None:
+    def admitted(self, client: str, num_pages: int, *, now_s: float) -> None:
         """Note that a client was given what it asked for, so that it waits no more."""
         self._waits_until_s.pop(client, None)
-        self._turns.pop((client, num_pages), None)
+        turn = self._turns.pop((client, num_pages), None)
+        if turn is not None and turn.is_kept(now_s):
+            self._kept_since_s.pop(client, None)
 
     def evictable(self, client: str, num_pages: int, *, now_s: float) -> Iterator[H]:
         """Yield the sequences to end for a client that needs `num_pages` more: those of others that have been idle for
@@ -229,9 +239,17 @@ class PeerShares(Generic[H]):
     def _num_kept_pages(self, client: str, num_pages: int, now_s: float) -> int:
         """Return how many free pages a sequence of `num_pages` must leave for the one that was asked for first."""
         waiting = {client, *self._others_waiting(client, now_s)}
+        waiting = {peer for peer in waiting if not KEPT_S <= self._kept_for_s(peer, now_s) < KEPT_S + REST_S}
         turns = {key: turn.since_s for key, turn in self._turns.items() if key[0] in waiting and turn.is_kept(now_s)}
         first = min(turns, key=turns.__getitem__, default=(client, num_pages))
-        return 0 if first == (client, num_pages) else min(first[1], self._num_pages // 2)
+        if first == (client, num_pages):
+            return 0
+        if self._kept_for_s(first[0], now_s) >= KEPT_S:
+            self._kept_since_s[first[0]] = now_s
+        return min(first[1], self._num_pages // 2)
+
+    def _kept_for_s(self, client: str, now_s: float) -> float:
+        return now_s - self._kept_since_s.get(client, -math.inf)
 
     def _others_waiting(self, client: str, now_s: float) -> list[str]:
         return [peer for peer, until_s in self._waits_until_s.items() if peer != client and now_s < until_s]

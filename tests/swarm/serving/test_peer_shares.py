@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from swarm.serving.peer_shares import RETRY_AFTER_S, WAIT_S, PeerShares
+from swarm.serving.peer_shares import KEPT_S, REST_S, RETRY_AFTER_S, WAIT_S, PeerShares
 from swarm_protocol.errors import PeerRefused
 
 ROOM = 100
@@ -31,7 +31,7 @@ class Server:
         if len(self.held) >= 8 or num_pages + sum(sequence.num_pages for sequence in self.held) > ROOM:
             raise self.shares.refused(client, num_pages, now_s=self.now_s, num_more=1)
         self.held.append(Sequence(client, num_pages))
-        self.shares.admitted(client, num_pages)
+        self.shares.admitted(client, num_pages, now_s=self.now_s)
 
     def refuses(self, client: str, num_pages: int = 1) -> None:
         with pytest.raises(PeerRefused) as refused:
@@ -77,6 +77,18 @@ def test_shares_keep_room_for_a_large_session_also_while_those_that_grow_are_ref
     with pytest.raises(PeerRefused, match="its cache has no room for 5 more pages"):
         shares.check_turn("gateway", 5, num_free=40, now_s=2 * WAIT_S)
     shares.check_turn("gateway", 50, num_free=50, now_s=2 * WAIT_S)
+
+
+def test_shares_keep_room_for_a_quarter_of_the_time_for_a_peer_that_always_asks_for_too_much() -> None:
+    shares, num_kept, minutes = PeerShares([Sequence("gateway", 60)], 8, ROOM), 0, 10
+    for at_s in range(60 * minutes):
+        if not at_s % RETRY_AFTER_S:
+            shares.refused("stranger", 50 + at_s // 60, now_s=float(at_s), num_more=1)
+        try:
+            shares.check_turn("gateway", 5, num_free=40, now_s=at_s + 0.5)
+        except PeerRefused:
+            num_kept += 1
+    assert KEPT_S <= num_kept <= 60 * minutes * KEPT_S / (KEPT_S + REST_S) + KEPT_S
 
 
 def test_shares_give_a_freed_place_to_a_peer_that_waits() -> None:

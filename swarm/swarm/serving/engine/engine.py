@@ -209,7 +209,7 @@ class Engine:
             page_table, retry_after_s = self._reserve(client, num_pages, names), PASS_S
         if page_table is None:
             raise self._shares.refused(client, num_pages, now_s=now_s, num_more=1, retry_after_s=retry_after_s)
-        self._shares.admitted(client, num_pages)
+        self._shares.admitted(client, num_pages, now_s=now_s)
         return page_table
 
     def extend(self, sequence: EngineSequence, num_pages: int) -> None:

@@ -247,7 +247,7 @@ class GrammarPool:
                 raise _too_many()
         state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open)
         self._open[state] = sequence
-        self._shares.admitted(sequence.client, 0)
+        self._shares.admitted(sequence.client, 0, now_s=asyncio.get_running_loop().time())
         return state
 
     def close(self) -> None:

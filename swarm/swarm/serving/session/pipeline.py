@@ -110,6 +110,8 @@ class Pipeline:
     def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
         """Take a server's report of what it has run. Raises PeerViolation if the report is impossible."""
         is_last = stage.end == self.num_blocks
+        if report.position <= stage.begins_at and report.token is None and not report.push_failed:
+            return []  # the server before pushed earlier rows first, from which this one has begun anew
         lacks_drafts = report.lacks_drafts(stage.reported, self.drafted)
         if self.links.lost_token.check(report.firm_end) or (lacks_drafts and report.rows):
             return []  # a new stage upstream has pushed right drafts to it again

@@ -150,6 +150,7 @@ class Stage:
     trace: HopTrace
     max_length: int = 0
     opened: SequenceReady | None = None
+    begins_at: int = 0
     num_run: int = 0
     num_fed: int = 0
     num_expected: int = 0
@@ -220,6 +221,7 @@ class Stage:
 
     def begin(self, position: int) -> None:
         """Start with `position` positions on the server and nothing in flight."""
+        self.begins_at = position
         self.num_run = self.num_fed = self.num_expected = self.num_arrived = self.deadline.goal = position
 
     def expect_report(self, num_arrived: int, now_s: float) -> None:

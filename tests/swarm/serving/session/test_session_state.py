@@ -430,6 +430,18 @@ def opened(num_blocks: int = 2, spans: tuple[tuple[int, int], ...] = ((0, 1), (1
     return state, world
 
 
+def test_state_passes_over_reports_of_a_server_that_began_before_what_it_holds() -> None:
+    """A push can be the first that a server gets. Then it begins where that does, and not where the client does."""
+    state, _ = opened()
+    _, last = state.stages
+    last.begin(3)
+    assert state.on_report(last, StepReport(position=2), 1.0) == []
+    assert state.on_report(last, StepReport(position=3), 1.0) == []
+    assert last.num_run == 3
+    with pytest.raises(PeerViolation, match="left out what was asked for"):
+        state.on_report(last, StepReport(position=4), 1.0)
+
+
 def test_ran_with_impossible_positions_is_a_violation() -> None:
     state, _ = opened()
     with pytest.raises(PeerViolation, match="ran 5 positions, of 4"):

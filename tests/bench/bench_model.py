@@ -39,10 +39,10 @@ def write_model(directory: Path, tokenizer: PreTrainedTokenizerFast | None = Non
     return directory
 
 
-def leave_out_drafts(client: AsyncClient) -> None:
-    """Have the client ask for no drafts: answers of random weights repeat themselves, so that they would gain more than
-    texts do. `test_bench_drafts` measures them."""
-    client._session = replace(client._session, drafts=False)
+def use_drafts(client: AsyncClient, *, drafts: bool) -> None:
+    """Have the client ask for drafts or not. Answers of random weights repeat themselves, so that they gain more than
+    texts do: only `test_bench_drafts` measures with them."""
+    client._session = replace(client._session, drafts=drafts)
 
 
 async def answer(client: AsyncClient, index: int, *, num_prompt_tokens: int = 32, num_tokens: int = NUM_TOKENS) -> Any:

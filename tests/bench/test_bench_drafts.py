@@ -23,12 +23,11 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.bench_model import MODEL, write_model
+from bench.bench_model import MODEL, use_drafts, write_model
 from bench.local_transformers import prompt_ids
 from bench.report import Report
 from support.free_ports import free_port
@@ -134,7 +133,7 @@ def compared(model: Path, texts: dict[str, dict[str, Any]], spans: tuple[tuple[i
                 for text, options in texts.items():
                     answers = []
                     for drafts in (False, True) if round_ % 2 else (True, False):
-                        servers.client._session = replace(servers.client._session, drafts=drafts)
+                        use_drafts(servers.client, drafts=drafts)
                         speed, tokens = await answers_per_s(servers.client, round_, options, batch)
                         seen[text][drafts].append(speed)
                         answers.append(tokens)

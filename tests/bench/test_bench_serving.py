@@ -20,7 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from bench.bench_model import MODEL, NUM_TOKENS, answer, leave_out_drafts, write_model
+from bench.bench_model import MODEL, NUM_TOKENS, answer, use_drafts, write_model
 from bench.local_transformers import BATCH, LONG_PROMPTS
 from bench.report import Report
 from support.serving_fleet import serving_fleet
@@ -69,7 +69,7 @@ def test_chain_of_three_beside_local_transformers(tmp_path: Path) -> None:
     async def main() -> None:
         async with serving_fleet(tmp_path, model, SPANS, "--threads", str(NUM_THREADS)) as servers:
             client = servers.client
-            leave_out_drafts(client)
+            use_drafts(client, drafts=False)
             await asyncio.sleep(CHOOSE_SOON_S)  # they chose their threads first while the others loaded
             await answer(client, 1000, num_tokens=8)
             for round_ in range(NUM_ROUNDS):
@@ -110,7 +110,7 @@ def test_one_server_beside_local_transformers_and_with_threads_that_sleep_at_onc
             async with serving_fleet(tmp_path / "asleep", model, spans, "--threads", str(NUM_THREADS)) as asleep:
                 monkeypatch.delenv("OMP_WAIT_POLICY")
                 for servers in (awake, asleep):
-                    leave_out_drafts(servers.client)
+                    use_drafts(servers.client, drafts=False)
                 await asyncio.sleep(CHOOSE_SOON_S)
                 for round_ in range(NUM_ROUNDS):
                     alone_now = await asyncio.to_thread(alone, "bench.local_transformers", model)

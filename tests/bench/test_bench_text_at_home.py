@@ -17,7 +17,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
-from bench.bench_model import MODEL, NUM_TOKENS, answer, leave_out_drafts, write_model
+from bench.bench_model import MODEL, NUM_TOKENS, answer, use_drafts, write_model
 from bench.report import Report
 from support.serving_fleet import serving_fleet
 from swarm.client import AsyncClient
@@ -67,7 +67,7 @@ def test_text_at_home_beside_ordinary_serving(tmp_path: Path) -> None:
             async with AsyncClient.connect(peers=peers, text_at_home={MODEL: model}) as at_home:
                 clients = {"ordinary": servers.client, "text at home": at_home}
                 for client in clients.values():
-                    leave_out_drafts(client)
+                    use_drafts(client, drafts=False)
                     await answer(client, 1000, num_tokens=8)
                 for round_ in range(NUM_ROUNDS):
                     for name, client in clients.items():

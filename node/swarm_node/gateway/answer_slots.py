@@ -17,8 +17,8 @@ class AnswerSlots:
     """Counts running answers by model and by caller. Each choice is one. Owned by the gateway's event loop.
 
     An answer also holds a slot while it waits for room at its model's servers. So a model may hold half of the slots
-    that other models leave: `capacity` while it is the only one, and there are always some for the next (Choudhury and
-    Hahne 1998, Dynamic Queue Length Thresholds for Shared-Memory Packet Switches). One caller can hold these for as
+    that other models leave: `capacity` while it is the only one, half as many beside a model that has these (Choudhury
+    and Hahne 1998, Dynamic Queue Length Thresholds for Shared-Memory Packet Switches). One caller can hold these for as
     long as an answer may run. So a quarter as many more, which models share in the same way, are for callers that have
     a sixteenth of `capacity` at most.
     """

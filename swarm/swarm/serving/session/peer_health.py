@@ -240,13 +240,14 @@ class PeerHealth:
     ) -> RoutingContext:
         """Return what is known of these servers, for a route over blocks between the two peers `between`."""
         peer_ids = list(peer_ids)
+        why_avoided = self.why_avoided
         trust = self.reputation.for_routing(peer_ids, time.time(), salt)
         return RoutingContext(
             rtt_ms=self._membership.known_rtts_ms(peer_ids),
             load=self._load,
-            avoid=self.avoid | self.unproven | trust.avoided | trust.barred,
+            avoid=why_avoided.keys() | self.unproven | trust.avoided | trust.barred,
             barred=self.barred | trust.barred,
-            why_barred=self.why_avoided,
+            why_barred=why_avoided,
             full=self.full(max_tokens, has_grammar=has_grammar),
             max_tokens=max_tokens,
             salt=salt,

@@ -37,8 +37,9 @@ class FrameQueue:
         return sequence_id in self._waiting
 
     def put(self, frame: Frame) -> None:
-        self._waiting.setdefault(getattr(frame, "sequence_id", b""), deque()).append((frame, num_bytes(frame)))
-        self._count(1, num_bytes(frame))
+        size = num_bytes(frame)
+        self._waiting.setdefault(getattr(frame, "sequence_id", b""), deque()).append((frame, size))
+        self._count(1, size)
 
     def clear(self) -> None:
         self._waiting.clear()
@@ -60,8 +61,9 @@ class FrameQueue:
             self._count(-1, -size)
             first, rest = cut(frame, max_bytes)
             if rest is not None:
-                frames.appendleft((rest, num_bytes(rest)))
-                self._count(1, num_bytes(rest))
+                rest_size = num_bytes(rest)
+                frames.appendleft((rest, rest_size))
+                self._count(1, rest_size)
             self._waiting.move_to_end(sequence_id)
             self._drop_if_empty(sequence_id)
             taken.append(first)

@@ -26,6 +26,7 @@ from swarm.network.multiaddr import PeerAddr
 from swarm.network.network_entry import HELLO, first_success, greet, hello_answer, method_prefix, succeeded
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.dialler import judged
+from swarm.network.private.member_roll import MemberRoll
 from swarm.network.private.private_gate import PrivateGate
 
 COPY_CHECK_S = 1.5
@@ -78,7 +79,7 @@ async def check_identity_is_free(
         async with asyncio.timeout(COPY_CHECK_S):
             answer = hello_answer(network_id)
             if invitation is not None:
-                host.gate = gate = PrivateGate(host, invitation)
+                host.gate = gate = PrivateGate(host, MemberRoll(invitation, host.peer_id, time.time()))
                 answer = gate.answer
             await host.serve(HELLO, answer)  # relays carry no peer that does not answer a greeting
             reached = await _reach_any(host, addrs)

@@ -17,12 +17,11 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.envelope import Envelope
-from swarm_protocol.errors import ConfigError, PeerUnreachable, StartError, SwarmError
+from swarm_protocol.errors import PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
@@ -75,24 +74,38 @@ class Libp2pNetwork(SigningNetwork):
         self, identity: Identity, host: Host, options: Libp2pOptions, given: GivenPeers, gate: PrivateGate | None
     ) -> None:
         super().__init__(identity, options.network_id)
+        self._options, self._given, self._gate = options, given, gate
+        # it owns the daemon with all connections, and every task
         self._host = host
-        self._options = options
-        self._given = given
+        self._tasks = asyncio.TaskGroup()
+        # calls and streams
         reconnector = Reconnector(host)
-        self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=wants_relays(options))
         self._watch = PathWatch(host, reconnector, self._kept_peers)
-        self._gate = gate
+        self._methods = PeerMethods(host, self._tasks, self._watch, options.network_id)
+        # addresses and paths
+        self._reservations = Reservations(host, self._relay_candidates, reconnector.drop, wanted=wants_relays(options))
+        self._relay = Relay(
+            host,
+            self._tasks,
+            RelayLimits(bytes_per_s=options.relay_bytes_per_s),
+            gate or NetworkPeers(partial(check_network_peer, host, network_id=options.network_id)),
+            serves=options.relay == "serve",
+        )
+        self._paths = DirectPaths(
+            host, options, self._reservations, self._relay, asked=self._askable, on_change=self._announce
+        )
+        # records
+        validator = RecordValidator(options.network_id, self.now)
+        self._dht = RecordDht(host, f"{method_prefix(options.network_id)}dht/", validator, self._methods)
+        self._records = OwnRecords(self._dht, identity, options.network_id, self.now, self._end_as_copy)
         self.entry = NetworkEntry()
         """The peers through which this node joined."""
         self.traffic = host.traffic
         """The meter of this node's traffic."""
         self.links = host.traffic.links
         loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[None] = loop.create_future()
-        self._start_error: BaseException | None = None
+        self._ready: asyncio.Future[None] = loop.create_future()  # has the error if the start fails
         self._failure: asyncio.Future[SwarmError] = loop.create_future()
-        self._closing = False
-        self._stopping = False
         self._main = asyncio.create_task(self._run(), name=f"libp2p network {identity.peer_id}")
 
     @classmethod
@@ -103,38 +116,30 @@ class Libp2pNetwork(SigningNetwork):
         `traffic` counts what the network sends and receives, and has its limits; None means no limits.
         Raises ConfigError or StartError, with a cause of one line and a remedy; then nothing is left running.
         """
-        identity = Identity.load(options.identity_path)
-        if options.invitation is not None:  # an invitation that does not hold is refused before anything runs
-            MemberRoll(options.invitation, identity.peer_id, time.time(), revocations=options.revocations)
+        identity, roll = Identity.load(options.identity_path), None
+        if options.invitation is not None:  # one that does not hold is refused before anything runs
+            roll = MemberRoll(options.invitation, identity.peer_id, time.time(), revocations=options.revocations)
         given = GivenPeers(options.peers, own_peer_id=identity.peer_id, listen=options.listen)
         await given.look_up(timeout_s=HURRIED_TIMEOUT_S if options.remembered else TIMEOUT_S)
         policy = DialPolicy.of_machine(listen=options.listen, given=[peer.addr for peer in given.addrs])
         options = options.with_addrs(given.addrs, policy.worth_knowing)
         host = await start_host(options, given, policy)
         host.traffic = traffic or host.traffic
-        gate = None
-        if options.invitation is not None:
-            try:
-                host.gate = gate = PrivateGate(host, options.invitation, revocations=options.revocations)
-            except ConfigError:  # the invitation expired while the host started
-                await host.stop()
-                raise
+        host.gate = gate = PrivateGate(host, roll) if roll is not None else None
         network = cls(identity, host, options, given, gate)
         try:
-            await asyncio.wait((network._main, network._ready), return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
+            await asyncio.wait((network._ready,))
+            network._ready.result()
+        except BaseException:
+            network._ready.cancel()  # if this task was cancelled, nobody asks for its error
             await network.close()
             raise
-        if network._start_error is not None:
-            raise network._start_error
         return network
 
     async def __aenter__(self) -> Libp2pNetwork:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     @property
@@ -247,6 +252,79 @@ class Libp2pNetwork(SigningNetwork):
         await self._paths.own.refresh()
         return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self._paths.own.to_announce())
 
+    # --- life and death -----------------------------------------------------------------------------------------------
+
+    async def wait_failed(self) -> SwarmError:
+        """Wait until this network has failed for good, and return the reason."""
+        return await asyncio.shield(self._failure)
+
+    async def close(self) -> None:
+        self._main.cancel()  # `Host.stop` goes on nevertheless
+        await asyncio.wait((self._main,))
+
+    async def _run(self) -> None:
+        """Own the host and every task. It ends when it is cancelled, or when the start, a task or the daemon fails."""
+        try:
+            async with self._tasks:
+                self._tasks.create_task(self._host.run())
+                await self._enter()
+                self._ready.set_result(None)
+        except BaseExceptionGroup as group:
+            self._fail(group.exceptions[0])
+        except (SwarmError, asyncio.CancelledError) as error:
+            self._fail(error)
+        finally:
+            self._methods.close()
+            self._relay.close()
+            await self._host.stop()
+
+    async def _enter(self) -> None:
+        """Answer peers, join through those that are known, and start what goes on while this node is in the network."""
+        start = self._tasks.create_task
+        await self._methods.start()
+        await self._relay.start()
+        await self._paths.start(self._tasks, method_prefix(self._network_id), self._watch.replace)
+        await self._dht.serve()
+        self._dht.known.on_answer = self.links.answered
+        if self._gate is not None:
+            self._dht.may_store = self._gate.may_store
+            start(self._gate.run(self._watch.end_streams), name="private gate")
+        self._host.find_addrs = self._dht.find_addrs
+        self._host.known_addrs = lambda peer_id: self._paths.policy().worth_knowing(self._dht.known_addrs(peer_id))
+        await self._host.serve(HELLO, self._gate.answer if self._gate else hello_answer(self._network_id))
+        remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
+        discovery = start_discovery(self._options, self.peer_id, lambda: self._dht.known.own_addrs, self._tasks)
+        self.entry = entry = await join(
+            self._host,
+            self._given,
+            remembered,
+            self._network_id,
+            find_nearby=partial(discovery.first, timeout_s=NEARBY_S) if discovery else None,
+            may_be_first=self._options.may_be_first,
+            patience_s=self._options.patience_s,
+        )
+        await self._host.look()  # the addresses of these peers decide which addresses of others are worth a dial
+        start(self._watch.run())
+        start(ConnectionLimit(self._host, self._used_peers).run(), name="limit connections")
+        start(self._reservations.run())
+        await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.survey.observe())
+        self._paths.update()
+        start(self._paths.survey.run())
+        start(self._paths.follow_relays())
+        answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
+        await self._dht.refresh()
+        start(AddressNews(self._dht, self._watch.used_peers).run())
+        met = [peer_id for peer_id, answered in zip(entry.peer_ids, answers, strict=True) if answered]
+        watch = PartitionWatch(self._host, self._dht, self._given, self._network_id, self._records.publish_again)
+        watch.begin(met, remembered)
+        start(watch.run())
+        if discovery:
+            local_peers = LocalPeers(discovery, self._dht, self._reach, self._records.publish_again)
+            local_peers.note_met(entry.nearby)
+            start(local_peers.run(), name="meet local peers")
+
+    # --- what the parts ask for ---------------------------------------------------------------------------------------
+
     def _kept_peers(self) -> set[str]:
         """Return the relays that make this node reachable, and the seeds through which others find it."""
         return {*self._reservations.held, *(seed.peer_id for seed in self._given.addrs)}
@@ -258,90 +336,6 @@ class Libp2pNetwork(SigningNetwork):
     def _relay_candidates(self) -> list[RelayCandidate]:
         given = (*self._given.addrs, *map(parse_peer_addr, self._options.relays))
         return relay_candidates(self.peer_id, given, self._dht.contacts())
-
-    # --- life and death -----------------------------------------------------------------------------------------------
-
-    async def wait_failed(self) -> SwarmError:
-        """Wait until this network has failed for good, and return the reason."""
-        return await asyncio.shield(self._failure)
-
-    async def close(self) -> None:
-        self._closing = True
-        if not self._stopping:
-            self._main.cancel()
-        await asyncio.wait((self._main,))
-
-    async def _run(self) -> None:
-        """Own the host and every task. It ends when it is cancelled, or when the start, a task or the daemon fails."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._host.run())
-                await self._enter(tasks)
-                self._ready.set_result(None)
-        except BaseExceptionGroup as group:
-            self._fail(group.exceptions[0])
-        except (SwarmError, asyncio.CancelledError) as error:
-            self._fail(error)
-        finally:
-            self._stopping = True  # from here on `close` waits, and does not cancel
-            self._methods.close()
-            self._relay.close()
-            await self._host.stop()
-
-    async def _enter(self, tasks: asyncio.TaskGroup) -> None:
-        prefix = method_prefix(self._network_id)
-        self._methods = PeerMethods(self._host, tasks, self._watch, self._network_id)
-        network_peers = self._gate or NetworkPeers(
-            lambda peer_id: check_network_peer(self._host, peer_id, self._network_id)
-        )
-        bounds = replace(RelayLimits(), bytes_per_s=self._options.relay_bytes_per_s)
-        self._relay = Relay(self._host, tasks, bounds, network_peers, serves=self._options.relay == "serve")
-        await self._methods.start()
-        await self._relay.start()
-        self._paths = DirectPaths(
-            self._host, self._options, self._reservations, self._relay, asked=self._askable, on_change=self._announce
-        )
-        await self._paths.start(tasks, prefix, self._watch.replace)
-        validator = RecordValidator(self._network_id, self.now)
-        self._dht = await RecordDht.create(self._host, f"{prefix}dht/", validator, self._methods)
-        self._records = OwnRecords(self._dht, self._identity, self._network_id, self.now, self._end_as_copy)
-        self._dht.known.on_answer = self.links.answered
-        if self._gate is not None:
-            self._dht.may_store = self._gate.may_store
-            tasks.create_task(self._gate.run(self._watch.end_streams), name="private gate")
-        self._host.find_addrs = self._dht.find_addrs
-        self._host.known_addrs = lambda peer_id: self._paths.policy().worth_knowing(self._dht.known_addrs(peer_id))
-        await self._host.serve(HELLO, self._gate.answer if self._gate else hello_answer(self._network_id))
-        remembered = [contact for contact in self._options.remembered if contact.peer_id != self.peer_id]
-        discovery = start_discovery(self._options, self.peer_id, lambda: self._dht.known.own_addrs, tasks)
-        self.entry = entry = await join(
-            self._host,
-            self._given,
-            remembered,
-            self._network_id,
-            find_nearby=partial(discovery.first, timeout_s=NEARBY_S) if discovery else None,
-            may_be_first=self._options.may_be_first,
-            patience_s=self._options.patience_s,
-        )
-        await self._host.look()  # the addresses of these peers decide which addresses of others are worth a dial
-        tasks.create_task(self._watch.run())
-        tasks.create_task(ConnectionLimit(self._host, self._used_peers).run(), name="limit connections")
-        tasks.create_task(self._reservations.run())
-        await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.survey.observe())
-        self._paths.update()
-        tasks.create_task(self._paths.survey.run())
-        tasks.create_task(self._paths.follow_relays())
-        answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
-        await self._dht.refresh()
-        tasks.create_task(AddressNews(self._dht, self._watch.used_peers).run())
-        met = [peer_id for peer_id, answered in zip(entry.peer_ids, answers, strict=True) if answered]
-        watch = PartitionWatch(self._host, self._dht, self._given, self._network_id, self._records.publish_again)
-        watch.begin(met, remembered)
-        tasks.create_task(watch.run())
-        if discovery:
-            local_peers = LocalPeers(discovery, self._dht, self._reach, self._records.publish_again)
-            local_peers.note_met(entry.nearby)
-            tasks.create_task(local_peers.run(), name="meet local peers")
 
     async def _reach(self, contact: Contact) -> None:
         await connect(self._host, contact.peer_id, contact.addrs, self._network_id)
@@ -356,9 +350,11 @@ class Libp2pNetwork(SigningNetwork):
         self._dht.known.own_addrs = addrs
 
     def _fail(self, error: BaseException) -> None:
-        if not self._ready.done():
-            self._start_error = error
-        elif not self._failure.done() and not isinstance(error, asyncio.CancelledError):
+        if isinstance(error, asyncio.CancelledError):
+            self._ready.cancel()
+        elif not self._ready.done():
+            self._ready.set_exception(error)
+        elif not self._failure.done():
             if not isinstance(error, SwarmError):  # a bug in one of the network's tasks
                 logger.error("a task of the network failed", exc_info=error)
                 error = SwarmError(
@@ -375,7 +371,7 @@ class Libp2pNetwork(SigningNetwork):
         )
 
     def _check_open(self) -> None:
-        if self._closing or self._failure.done():
+        if self._main.cancelling() or self._main.done() or self._failure.done():
             raise PeerUnreachable("this node's network has ended", remedy="restart this node or program")
 
 

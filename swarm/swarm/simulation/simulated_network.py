@@ -103,7 +103,8 @@ class SimulatedNetwork(SigningNetwork):
         """Return the network of a node that has contacted the peers `entries` and the nodes nearest to itself, as a
         real node does when it starts."""
         network = cls(seed, host, records, streams)
-        network.dht = dht = await _SharingDht.create(host, "dht/", records)
+        network.dht = dht = _SharingDht(host, "dht/", records)
+        await dht.serve()
         network._own_records = OwnRecords(dht, network._identity, NETWORK_ID, records.now, on_copy=lambda: None)
         network.dht.known.own_addrs = (addr,)
         await asyncio.gather(*(network.dht.ping(peer_id) for peer_id in entries))

@@ -2,8 +2,7 @@
 
 Puts together the parts. `routing_table` keeps the known peers, their addresses, and the order of a search
 (`NodeLookup`). `known_peers` calls peers, and `searches` runs searches. `record_storage` holds records, and checks them
-(`RecordValidator`). `RecordHolders` remembers the nodes nearest to a key, since a search for each publication would
-cost more than the calls that store it.
+(`RecordValidator`). `record_holders` remembers the nodes nearest to a key.
 
 Names on the wire carry the network id, so the DHTs of two networks never mix, even if they share seeds.
 
@@ -19,9 +18,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import (
@@ -38,12 +36,12 @@ from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.known_peers import WHOLE, KnownPeers, RecordTransport, StreamedCalls
+from swarm.network.dht.record_holders import NUM_REPLICAS, RecordHolders
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
-from swarm.network.dht.routing_table import NARROW_WIDTH, SAMPLE_WIDTH, WIDTH, RoutingTable, node_id_of, to_id
+from swarm.network.dht.routing_table import NARROW_WIDTH, SAMPLE_WIDTH, WIDTH, node_id_of, to_id
 from swarm.network.dht.searches import Searches
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.network.peer_rate_limit import PeerPace
-from swarm.newest_items import NewestItems
 
 NUM_PARALLEL_CHECKS = 8
 """Maximum parallel calls that check members of the routing table: half of all parallel calls. Silent members, with
@@ -67,19 +65,6 @@ DOUBT_S = 360.0
 MAKE_ROOM_S = 1.0
 """Time for which `make_room` pings members; no further ones are pinged after it."""
 
-NUM_REPLICAS = 5
-"""Nodes that store each record. A record survives until its refresh unless all of them fail."""
-
-MIN_HOLD_S = 20.0
-"""Minimum time for which the nearest nodes of a key are remembered. It is less than the time until a record is
-published again, so in a changing network each publication makes a new search."""
-
-MAX_HOLD_S = 300.0
-"""Maximum time for which they are remembered. In a network whose half leaves within an hour, about one of ten nodes
-near a key is new after five minutes. Readers ask ten nodes, and owners store with five."""
-
-MAX_HELD_KEYS = 256
-
 CALLS_PER_S = 50.0
 BURST_S = 10.0
 """Calls of one peer that do not wait (see `PeerPace`). Honest nodes sent one other at most 31 in ten seconds."""
@@ -91,8 +76,6 @@ _HELD, _NOT_HELD = StoreResponse(held=True), StoreResponse(held=False)
 
 _NO_ANSWER = b""
 """The answer to a malformed request. No decoder accepts it."""
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -117,6 +100,7 @@ class RecordDht:
     ) -> None:
         """Without `streams`, answers are not cut."""
         self._host = host
+        self._prefix = prefix
         self._streams = streams
         self._validator = validator
         self.known = KnownPeers(host, prefix, streams)
@@ -133,18 +117,13 @@ class RecordDht:
         self.may_store: Callable[[str, Envelope], bool] = lambda _peer_id, _envelope: True
         """Returns whether a peer may store a record here; a private network sets it."""
 
-    @classmethod
-    async def create(
-        cls, host: RecordTransport, prefix: str, validator: RecordValidator, streams: StreamedCalls | None = None
-    ) -> RecordDht:
+    async def serve(self) -> None:
         """Start to answer other nodes. Raises PeerUnreachable if the daemon has ended."""
-        dht = cls(host, prefix, validator, streams)
-        if streams is not None:
+        if self._streams is not None:
             size = limits.MAX_FIND_REQUEST_BYTES
-            await streams.serve_streamed(f"{prefix}{WHOLE}", dht._answer_whole, max_request_bytes=size)
-        await host.serve(f"{prefix}find", dht._answer_find)
-        await host.serve(f"{prefix}store", dht._answer_store)
-        return dht
+            await self._streams.serve_streamed(self._prefix + WHOLE, self._answer_whole, max_request_bytes=size)
+        await self._host.serve(f"{self._prefix}find", self._answer_find)
+        await self._host.serve(f"{self._prefix}store", self._answer_store)
 
     def peers(self) -> tuple[str, ...]:
         """Return all peers in the routing table."""
@@ -341,59 +320,3 @@ def _is_held(answers: Iterable[StoreResponse]) -> bool:
     """Return whether most of the nodes that answered hold the record. All nodes of a full key refuse it."""
     held = [answer.held for answer in answers]
     return sum(held) * 2 > len(held)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Holders:
-    """The nodes nearest to a key, as a search found them. They are current for `hold_s` seconds, until `until`.
-    `passed_over` were the nearest in the routing table at that time; some of them may not have answered."""
-
-    peers: tuple[str, ...]
-    passed_over: Sequence[str]
-    hold_s: float
-    until: float
-
-
-class RecordHolders:
-    """Remembers the nodes nearest to up to MAX_HELD_KEYS keys, by the keys' DHT ids. `table` shows when a nearer node
-    is known."""
-
-    def __init__(self, table: RoutingTable) -> None:
-        self._table = table
-        self._of = NewestItems[bytes, _Holders](MAX_HELD_KEYS)
-
-    def of(self, dht_id: bytes) -> tuple[str, ...]:
-        """Return the holders of the last search, without those lost since; none if there was no search."""
-        holders = self._of.get(dht_id)
-        return holders.peers if holders is not None else ()
-
-    def are_current(self, dht_id: bytes) -> bool:
-        """Return whether the holders are still current: it is not time to search again, and no nearer node is known."""
-        holders = self._of.get(dht_id)
-        if holders is None or asyncio.get_running_loop().time() >= holders.until:
-            return False
-        nearest = set(self._table.nearest(to_id(dht_id), NUM_REPLICAS))
-        return nearest <= {*holders.peers, *holders.passed_over}
-
-    def lose(self, dht_id: bytes, gone: Collection[str]) -> None:
-        """Forget holders that did not answer, so that the next publication searches again."""
-        if dht_id in self._of:
-            holders = self._of[dht_id]
-            peers = tuple(peer for peer in holders.peers if peer not in gone)
-            self._of[dht_id] = replace(holders, peers=peers, until=0.0)
-
-    def remember(self, dht_id: bytes, nearest: tuple[str, ...]) -> None:
-        """Remember the nearest nodes, for longer the longer they have stayed the same. Fewer than NUM_REPLICAS are not
-        remembered: in so small a network, each newcomer is among the nearest."""
-        before = self._of.pop(dht_id, None)
-        if len(nearest) < NUM_REPLICAS:
-            return
-        hold_s = MIN_HOLD_S
-        if before is not None and (num_new := len({*nearest} - {*before.peers})) <= 1:
-            hold_s = min(MAX_HOLD_S, before.hold_s * 2) if num_new == 0 else max(MIN_HOLD_S, before.hold_s / 2)
-        passed_over = self._table.nearest(to_id(dht_id), NUM_REPLICAS)
-        now = asyncio.get_running_loop().time()
-        self._of[dht_id] = _Holders(peers=nearest, passed_over=passed_over, hold_s=hold_s, until=now + hold_s)
-
-    def clear(self) -> None:
-        self._of.clear()

@@ -94,7 +94,7 @@ class MemberRoll:
     def __init__(self, invitation: NetworkInvitation, peer_id: str, now: float, *, revocations: bytes = b"") -> None:
         """`revocations` is the signed list that this node kept from an earlier run. Raises ConfigError if this node is
         no member by this invitation at `now`."""
-        self.network_id = invitation.network_id
+        self.network_id, self.network_secret = invitation.network_id, invitation.network_secret
         self._peer_id = peer_id
         self._chain = invitation.chain_for(peer_id)
         self._members = NewestItems[str, Capability](MAX_MEMBERS)

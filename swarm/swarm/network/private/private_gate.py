@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
 from swarm_protocol.errors import PeerError, PeerRefused, PeerViolation, StartError, SwarmError
-from swarm_protocol.network_invitation import SEAL_BYTES, NetworkInvitation, PrivateGreeting
+from swarm_protocol.network_invitation import SEAL_BYTES, PrivateGreeting
 
 from swarm.ended_tasks import end_tasks
 from swarm.network.interface import NotServed
@@ -58,11 +58,10 @@ logger = logging.getLogger(__name__)
 class PrivateGate:
     """Greets the peers of a private network, and decides which of them this node asks and answers."""
 
-    def __init__(self, host: Host, invitation: NetworkInvitation, *, revocations: bytes = b"") -> None:
-        """Raises ConfigError if this node is no member by this invitation."""
+    def __init__(self, host: Host, roll: MemberRoll) -> None:
         self._host = host
-        self._secret = invitation.network_secret
-        self._roll = MemberRoll(invitation, host.peer_id, time.time(), revocations=revocations)
+        self._secret = roll.network_secret
+        self._roll = roll
         self._network_peers = NetworkPeers(lambda peer_id: self.greet(peer_id, addrs=()))
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._strangers: dict[str, float] = {}  # by peer, the time since when it is connected

@@ -67,7 +67,7 @@ class Wire:
 async def found_over(wire: Wire) -> list[Envelope]:
     """Return what a node finds when its only peer answers over `wire`."""
     streams = cast("StreamedCalls", wire)
-    dht = await RecordDht.create(cast("RecordTransport", wire), "", RecordValidator("test", lambda: NOW), streams)
+    dht = RecordDht(cast("RecordTransport", wire), "", RecordValidator("test", lambda: NOW), streams)
     dht.known.table.heard_of(HOLDER.peer_id)
     envelopes, is_answered = await dht.find(KEYS[:1], timeout_s=5)
     assert is_answered
@@ -179,7 +179,8 @@ def test_node_cuts_a_large_answer_and_sends_the_whole_one_over_a_stream() -> Non
 
         wire = Serving(not_asked, not_asked)
         streams = cast("StreamedCalls", wire)
-        dht = await RecordDht.create(cast("RecordTransport", wire), "", RecordValidator("test", lambda: NOW), streams)
+        dht = RecordDht(cast("RecordTransport", wire), "", RecordValidator("test", lambda: NOW), streams)
+        await dht.serve()
         held = records(KEYS[0], NUM_LARGE)
         for envelope in held:
             assert dht._storage.store(envelope, envelope.to_bytes())

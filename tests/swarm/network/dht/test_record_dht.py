@@ -11,15 +11,8 @@ from typing import Any, cast
 import pytest
 from swarm.network.dht import known_peers, routing_table, searches
 from swarm.network.dht.known_peers import RPC_TIMEOUT_S
-from swarm.network.dht.record_dht import (
-    BURST_S,
-    CALLS_PER_S,
-    MIN_HOLD_S,
-    NUM_NAMING,
-    NUM_REPLICAS,
-    SEARCH_TIMEOUT_S,
-    RecordDht,
-)
+from swarm.network.dht.record_dht import BURST_S, CALLS_PER_S, NUM_NAMING, SEARCH_TIMEOUT_S, RecordDht
+from swarm.network.dht.record_holders import MIN_HOLD_S, NUM_REPLICAS
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.dht.routing_table import (
     BUCKET_SIZE,
@@ -86,7 +79,8 @@ class World:
 
     async def node(self, identity: Identity) -> RecordDht:
         self.hosts[identity.peer_id] = host = Host(identity.peer_id, self.wire)
-        dht = await RecordDht.create(cast("Any", host), "", RecordValidator("test", lambda: NOW))
+        dht = RecordDht(cast("Any", host), "", RecordValidator("test", lambda: NOW))
+        await dht.serve()
         dht.known.own_addrs = addr_of(identity)
         return dht
 

@@ -10,6 +10,7 @@ from typing import cast
 from support.private_networks import Owner
 from swarm.network.libp2p.host import Host
 from swarm.network.peer_budgets import NUM_GUARANTEED
+from swarm.network.private.member_roll import MemberRoll
 from swarm.network.private.private_gate import CHECK_S, EXCHANGE_S, MAX_WAITING, STRANGER_S, PrivateGate
 from swarm.network.relay.relay_access import GREETING_TIMEOUT_S
 from swarm.testing import virtual_time
@@ -49,7 +50,7 @@ class SilentPeers:
 class Scene:
     def __init__(self) -> None:
         self.peers = SilentPeers()
-        self.gate = PrivateGate(cast(Host, self.peers), OWNER.invite())
+        self.gate = PrivateGate(cast(Host, self.peers), MemberRoll(OWNER.invite(), SELF, time.time()))
         self.ended: list[str] = []
 
     def members(self, num: int) -> dict[str, int]:

@@ -15,13 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import uvloop
 from support.network_worlds import eventually
-from support.private_networks import DAY_S, Owner, private_node
-from swarm.network import libp2p_network
-from swarm.network.identity_check import start_host
+from support.private_networks import Owner, private_node
 from swarm.network.interface import NotServed, Stream
 from swarm.network.libp2p.daemon_control import ControlError, read_delimited
 from swarm.network.libp2p.greeting import HELLO
@@ -128,27 +125,6 @@ async def identified(host: Host, peer_id: str) -> bytes:
         return await read_delimited(reader, 1 << 20)
     finally:
         writer.transport.abort()
-
-
-def test_invitation_that_ends_while_the_host_starts_leaves_no_daemon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts: list[Host] = []
-    tomorrow = time.time() + DAY_S
-
-    async def start_late(*arguments: Any) -> Host:
-        hosts.append(await start_host(*arguments))
-        monkeypatch.setattr(private_gate.time, "time", lambda: tomorrow)
-        return hosts[0]
-
-    monkeypatch.setattr(libp2p_network, "start_host", start_late)
-
-    async def case(folder: Path) -> None:
-        with pytest.raises(ConfigError, match="has expired"):
-            await private_node(folder / "a", OWNER.invite(lifetime_s=DAY_S / 2))
-        assert not psutil.pid_exists(hosts[0].daemon.pid)
-
-    run(case, tmp_path)
 
 
 def test_stranger_with_the_addresses_learns_no_name_and_gets_no_answer(

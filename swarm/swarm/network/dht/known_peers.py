@@ -20,7 +20,9 @@ from swarm_protocol.identity import check_peer_id
 from swarm.network.dht.routing_table import AddressBook, RoutingTable, Suspects
 from swarm.network.interface import NotServed, UnaryHandler
 
-NUM_PARALLEL_CALLS = 16
+NUM_PARALLEL_CALLS = 64
+"""Maximum calls under way. It is several times what one search has (`searches.NUM_PARALLEL`), since silent peers hold
+their places for RPC_TIMEOUT_S."""
 
 SMALL_BYTES = 4096
 """Only answers of at most this size measure round trips: the time of a longer answer depends on the bandwidth."""

@@ -44,8 +44,8 @@ from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.network.peer_rate_limit import PeerPace
 
 NUM_PARALLEL_CHECKS = 8
-"""Maximum parallel calls that check members of the routing table: half of all parallel calls. Silent members, with
-which a stranger can fill the table, leave the other half to searches."""
+"""Maximum parallel calls that check members of the routing table. Silent members, with which a stranger can fill it,
+leave most calls to searches."""
 
 SEARCH_TIMEOUT_S = 4.0
 """Time-out of the search for the nodes that store a record. It covers one round of calls without answers, and leaves

@@ -21,6 +21,9 @@ from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.dht.routing_table import MAX_ADDRS, WIDTH, NodeLookup, to_id
 from swarm.newest_items import NewestItems
 
+NUM_PARALLEL = 16
+"""Maximum parallel calls of one search, so that a liar who names many silent peers leaves calls to other searches."""
+
 WIDEN_S = 1.0
 """After this time an unfinished search is widened to WIDTH nodes, since some of the nearest seem to be gone."""
 
@@ -198,6 +201,7 @@ class _SearchCalls:
         self._is_over = is_over
         self._running: dict[int, tuple[asyncio.Task[None], str, list[bytes]]] = {}
         self._numbers = itertools.count()
+        self._turns = asyncio.Semaphore(NUM_PARALLEL)
         self._group = asyncio.TaskGroup()
 
     async def run(self, timeout_s: float) -> None:
@@ -213,7 +217,8 @@ class _SearchCalls:
                 self._search.left_out(peer_id, keys)
 
     async def _call(self, number: int, peer_id: str, keys: Sequence[bytes]) -> None:
-        await self._ask(peer_id, keys)
+        async with self._turns:
+            await self._ask(peer_id, keys)
         del self._running[number]
         self._go_on()
 

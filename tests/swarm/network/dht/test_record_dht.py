@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, cast
 
 import pytest
@@ -84,22 +84,18 @@ class World:
         dht.known.own_addrs = addr_of(identity)
         return dht
 
-    def add_liar(self, asker: RecordDht) -> None:
-        """Add a node that names ten other peers for each key, none of which exists."""
+    def add_liar(self, asker: RecordDht, *, only_for: Collection[bytes] = ()) -> None:
+        """Add a node that names ten other peers for each key, or `only_for` some keys, none of which exists."""
         num_named = 0
 
         async def answer(_peer_id: str, request: bytes) -> bytes:
             nonlocal num_named
             found = []
-            for _ in FindRequest.from_bytes(request).keys:
-                named = range(num_named, num_named := num_named + 10)
-                found.append(
-                    Found(
-                        peers=tuple(
-                            Contact(peer_id=peer_id_of(hashlib.sha256(b"%d" % each).digest())) for each in named
-                        )
-                    )
-                )
+            for key in FindRequest.from_bytes(request).keys:
+                num_lies = 10 if not only_for or key in only_for else 0
+                lies = range(num_named, num_named := num_named + num_lies)
+                made_up = [peer_id_of(hashlib.sha256(b"%d" % each).digest()) for each in lies]
+                found.append(Found(peers=tuple(Contact(peer_id=peer_id) for peer_id in made_up)))
             return FindResponse(found=tuple(found)).to_bytes()
 
         self.wire[LIAR.peer_id, "find"] = answer
@@ -124,6 +120,25 @@ def test_find_returns_the_answers_so_far_when_its_time_ends_among_silent_peers()
         assert asyncio.get_running_loop().time() - begin == 5  # there are more silent nodes than it can ask in time
         assert answered
         assert {envelope.subject for envelope in found} == set(keys)
+
+    virtual_time.run(main())
+
+
+def test_search_that_a_liar_fills_with_silent_peers_does_not_delay_others() -> None:
+    async def main() -> None:
+        world = World()
+        asker, honest = await world.node(ASKER), await world.node(HONEST)
+        honest._storage.store(record(HONEST), record(HONEST).to_bytes())
+        assert await asker.ping(HONEST.peer_id)
+        keys = [f"made up {number}" for number in range(8)]
+        world.add_liar(asker, only_for=[dht_id_of(key) for key in keys])
+        lied_to = asyncio.create_task(asker.find(keys, timeout_s=5))
+        await asyncio.sleep(0.1)
+        begin = asyncio.get_running_loop().time()
+        found, _ = await asker.find([KEY], timeout_s=5)
+        assert [each.peer_id for each in found] == [HONEST.peer_id]
+        assert asyncio.get_running_loop().time() == begin
+        await lied_to
 
     virtual_time.run(main())
 

@@ -205,12 +205,13 @@ async def join(
     starts alone if nobody answers, and does not search for local peers. Raises ConfigError if a given peer refuses and
     no other given peer accepts, StartError if only other peers refuse, NobodyReached, and ClockError.
 
-    Before it dials, it waits for up to `patience_s` until the machine of a given peer accepts connections.
+    Before it dials, it waits for up to `patience_s` until a given peer has connected to it, or the machine of one
+    accepts connections.
     """
     if may_be_first:
         find_nearby = None
     if patience_s and (given.addrs or given.are_missing):
-        await _wait_until_one_is_there(given.addrs, patience_s)
+        await _wait_until_one_is_there(host, given.addrs, patience_s)
     outcomes = await _dial_until_one_answers(host, given.addrs, remembered, network_id, find_nearby)
     entry = _entry_through(outcomes, remembered)
     failures: Failures = {**given.failures, **_failures(outcomes)}
@@ -242,12 +243,18 @@ def _entry_through(outcomes: Outcomes, remembered: Sequence[Contact]) -> Network
     )
 
 
-async def _wait_until_one_is_there(addrs: Sequence[PeerAddr], within_s: float) -> None:
-    """Wait until the machine of one peer accepts connections. That of a relay says nothing about a peer behind it."""
-    direct = [each.addr for each in addrs if not is_relayed(each.addr)]
+async def _is_there(host: Host, addr: PeerAddr) -> bool:
+    """Return whether a peer has connected to this node, or its machine accepts connections. That of a relay says
+    nothing about a peer behind it. Raises PeerUnreachable if the daemon cannot be asked."""
+    return addr.peer_id in await host.connected_peers() or (
+        not is_relayed(addr.addr) and await accepts_connections(addr.addr)
+    )
+
+
+async def _wait_until_one_is_there(host: Host, addrs: Sequence[PeerAddr], within_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):
-            while not any(await asyncio.gather(*map(accepts_connections, direct))):  # noqa: ASYNC110
+            while not any(await asyncio.gather(*(_is_there(host, addr) for addr in addrs))):  # noqa: ASYNC110
                 await asyncio.sleep(random.uniform(MIN_LOOK_S, MAX_LOOK_S))
 
 

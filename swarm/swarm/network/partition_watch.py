@@ -154,7 +154,8 @@ class PartitionWatch:
         return [seed for seed in self._given.addrs if seed.peer_id not in self._met]
 
     async def _reach_seed(self, seed: PeerAddr) -> bool:
-        if not await accepts_connections(seed.addr):
+        is_connected = seed.peer_id in self._host.connected  # from behind its NAT, say
+        if not is_connected and not await accepts_connections(seed.addr):
             return False
         try:
             await connect(self._host, seed.peer_id, [seed.addr], self._network_id)

@@ -124,7 +124,9 @@ def test_two_groups_find_each_other_when_their_seed_is_back(tmp_path: Path, monk
     asyncio.run(main())
 
 
-def test_node_that_waits_for_its_peer_can_be_joined_through_by_that_peer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_reachable", [True, False])
+def test_node_that_waits_for_its_peer_can_be_joined_through_by_that_peer(tmp_path: Path, is_reachable: bool) -> None:
+    """Once that peer has joined, the waiting node joins, too, even if it cannot dial the peer."""
     places = {name: f"/ip4/127.0.0.1/tcp/{free_port()}" for name in "ab"}
     addrs = {name: f"{place}/p2p/{Identity.load_or_create(tmp_path / name).peer_id}" for name, place in places.items()}
 
@@ -135,9 +137,12 @@ def test_node_that_waits_for_its_peer_can_be_joined_through_by_that_peer(tmp_pat
         with pytest.raises(NobodyReached):
             await libp2p_node(tmp_path / "c", peers=(addrs["b"],))
         await eventually(partial(accepts_connections, places["a"]))
-        async with await libp2p_node(tmp_path / "b", listen=(places["b"],), peers=(addrs["a"],)) as b:
+        listen = (places["b"],) if is_reachable else ()
+        async with await libp2p_node(tmp_path / "b", listen=listen, peers=(addrs["a"],)) as b:
             assert b.entry.given == (Identity.load(tmp_path / "a").peer_id,)
-            async with await starting as a:
+            async with asyncio.timeout(30):
+                a = await starting
+            async with a:
                 assert a.entry.given == (b.peer_id,)
 
     asyncio.run(main())

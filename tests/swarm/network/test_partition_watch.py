@@ -236,6 +236,28 @@ def test_seed_is_dialled_only_while_its_machine_accepts_connections(
     virtual_time.run(main())
 
 
+def test_seed_behind_a_nat_that_has_connected_by_itself_counts_as_met(
+    monkeypatch: pytest.MonkeyPatch, in_reach: set[str]
+) -> None:
+    control, healed = Control(), []
+
+    async def on_healed() -> None:
+        healed.append(True)
+
+    monkeypatch.setattr(partition_watch, "connect", AsyncMock())
+
+    async def main() -> None:
+        async with watching(control, on_healed):
+            in_reach.clear()
+            control.connections = {}
+            await asyncio.sleep(100.0)
+            control.connections = {SEED: ("/ip4/192.0.2.7/tcp/50000",)}
+            await asyncio.sleep(100.0)
+            assert healed == [True]
+
+    virtual_time.run(main())
+
+
 @pytest.mark.parametrize("num_others", [0, 500])
 def test_lost_peer_is_met_again_although_no_seed_is_missing(num_others: int) -> None:
     control, dht, healed = Control(), Dht(), []

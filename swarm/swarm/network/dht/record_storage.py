@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import heapq
 import math
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
@@ -139,7 +138,7 @@ def _latest(now: float) -> float:
 class RecordValidator:
     """Checks encoded records of one network, and remembers checked ones."""
 
-    def __init__(self, network_id: str, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, network_id: str, now: Callable[[], float]) -> None:
         self._network_id = network_id
         self.now = now
         self._checked: OrderedDict[bytes, Envelope] = OrderedDict()  # in the order of their last use

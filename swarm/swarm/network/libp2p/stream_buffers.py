@@ -44,12 +44,12 @@ class StreamBuffers(asyncio.BufferedProtocol):
         self,
         announced: Callable[[Kind, int], bool],
         accept: Callable[[Kind, int, bytes], None],
-        download: Allowance | None = None,
+        download: Allowance,
     ) -> None:
         self._announced = announced
         self._accept = accept
-        self._download = download or Allowance()
-        self._is_limited = self._download.is_limited
+        self._download = download
+        self._is_limited = download.is_limited
         self._is_paused = False
         self._scratch = bytearray(SCRATCH_BYTES)
         self._num_scratch = 0  # bytes in the scratch, of a frame that is not whole yet

@@ -335,11 +335,9 @@ def is_public(addr: str) -> bool:
     return ip is not None and kind_of(ip) == "public" and not is_relayed(addr)
 
 
-def relay_candidates(
-    own_peer_id: str, given: Iterable[PeerAddr], known: Iterable[Contact], takes: Callable[[str], bool] = is_public
-) -> list[RelayCandidate]:
-    """Return the relays that this node may ask, in order. `takes` decides which addresses are used of a node that is
-    only `known`, and not `given` by the operator."""
+def relay_candidates(own_peer_id: str, given: Iterable[PeerAddr], known: Iterable[Contact]) -> list[RelayCandidate]:
+    """Return the relays that this node may ask, in order. Of a node that is only `known`, and not `given` by the
+    operator, only public addresses are used."""
     found: dict[str, RelayCandidate] = {}
     named: dict[str, list[str]] = {}
     for addr in given:
@@ -349,7 +347,7 @@ def relay_candidates(
         if direct:
             found[peer_id] = RelayCandidate(peer_id=peer_id, addrs=_best_addrs(direct), is_given=True)
     for contact in sorted(known, key=lambda contact: _rank(own_peer_id, contact.peer_id)):
-        usable = [addr for addr in contact.addrs if takes(addr)]
+        usable = list(filter(is_public, contact.addrs))
         if usable and contact.peer_id not in found:
             found[contact.peer_id] = RelayCandidate(peer_id=contact.peer_id, addrs=_best_addrs(usable), is_given=False)
     found.pop(own_peer_id, None)

@@ -11,7 +11,7 @@ import uvloop
 from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.libp2p.stream_buffers import MAX_FRAMES_AT_ONCE, SCRATCH_BYTES, StreamBuffers
-from swarm.network.rate import write
+from swarm.network.rate import Allowance, write
 from swarm_protocol.errors import PeerViolation
 
 Frame = tuple[Kind, int, bytes]
@@ -27,7 +27,7 @@ class Near:
         self.frames: list[Frame] = []
         self.announced: list[tuple[Kind, int]] = []
         self.unwanted: set[int] = set()  # lengths
-        self.wire = StreamBuffers(self._announce, self._accept)
+        self.wire = StreamBuffers(self._announce, self._accept, Allowance())
         self._near, self.far = socket.socketpair()
         for side in (self._near, self.far):
             for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):

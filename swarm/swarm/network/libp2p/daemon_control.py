@@ -102,11 +102,10 @@ class Control:
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
         """Return the peers with an open connection, and the remote addresses of all connections to each."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
-        found: dict[str, tuple[str, ...]] = {}
-        for peer in response.peers:  # one entry a connection
-            peer_id = peer_id_text(peer.id)
-            found[peer_id] = (*found.get(peer_id, ()), *_known(peer.addrs))
-        return found
+        found: dict[str, list[str]] = {}
+        for peer in response.peers:  # one entry a connection, of which a stranger can have thousands
+            found.setdefault(peer_id_text(peer.id), []).extend(_known(peer.addrs))
+        return {peer_id: tuple(addrs) for peer_id, addrs in found.items()}
 
     async def accept_streams(self, protocol: str, listen_path: str) -> None:
         """Have the daemon connect to the unix socket `listen_path` for each incoming stream of `protocol`."""

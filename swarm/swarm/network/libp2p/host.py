@@ -5,8 +5,8 @@ for a host of a few seconds. Other modules define methods, messages and records.
 
 Callers that ask for the daemon's connections at the same time share one request (`SharedLook`). Many tasks poll the
 connections, such as one for each introduction under way, and the time of each answer grows with the number of
-connections. Every caller gets an answer to a request that was sent after its call, and there is at most one request
-every PAUSE_S. There is no task: one of the waiting callers asks for all.
+connections. Every caller gets an answer to a request that was sent after its call, and the time between two requests
+has a minimum. There is no task: one of the waiting callers asks for all.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ NUM_SILENT = 6
 
 T = TypeVar("T")
 
-PAUSE_S = 0.02
-"""Minimum time between two requests for connections. The first one after a pause is sent at once."""
+PAUSE_S, CONNECTION_PAUSE_S = 0.02, 1e-4
+"""Minimum time between two requests for connections, and what each connection adds to it. To read an answer takes a few
+microseconds for each connection, and strangers can hold thousands and ask without end at which address they are seen.
+The first request after a pause is sent at once."""
 
 Connections = dict[str, tuple[str, ...]]
 """The remote addresses of all connections, by peer id. Callers share it, and must not change it."""
@@ -76,7 +78,7 @@ class SharedLook:
         self._control = control
         self._turn = asyncio.Lock()
         self._num_asked = 0
-        self._asked_at = -math.inf
+        self._next_at = -math.inf
         self._answer: Connections = {}
         self._answered = 0  # the number of the request that `_answer` answers
 
@@ -88,12 +90,13 @@ class SharedLook:
             if self._answered > num_asked:
                 return self._answer
             loop = asyncio.get_running_loop()
-            if (pause_s := self._asked_at + PAUSE_S - loop.time()) > 0:
+            if (pause_s := self._next_at - loop.time()) > 0:
                 await asyncio.sleep(pause_s)
-            self._asked_at = loop.time()
+            self._next_at = loop.time() + PAUSE_S
             self._num_asked += 1
             number = self._num_asked
             self._answer = await self._control.connected_peers()
+            self._next_at += CONNECTION_PAUSE_S * sum(map(len, self._answer.values()))
             self._answered = number
             return self._answer
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from swarm.network.libp2p.daemon_control import Control, ControlError
-from swarm.network.libp2p.host import PAUSE_S, Connections, SharedLook
+from swarm.network.libp2p.host import CONNECTION_PAUSE_S, PAUSE_S, Connections, SharedLook
 from swarm.testing import virtual_time
 
 ANSWER_S = 0.001
@@ -30,9 +30,15 @@ class Daemon(Control):
         return seen
 
 
-def test_forty_polling_callers_query_the_daemon_as_often_as_one() -> None:
+@pytest.mark.parametrize("num_connections", [0, 2000])
+def test_forty_polling_callers_query_the_daemon_as_often_as_one_and_more_rarely_about_many_connections(
+    num_connections: int,
+) -> None:
+    pause_s = PAUSE_S + CONNECTION_PAUSE_S * num_connections
+
     async def main() -> None:
         daemon = Daemon()
+        daemon.connections["stranger"] = num_connections * ("/ip4/192.0.2.8/tcp/4001",)
         shared = SharedLook(daemon)
 
         async def attempt() -> None:
@@ -43,10 +49,10 @@ def test_forty_polling_callers_query_the_daemon_as_often_as_one() -> None:
         attempts = [asyncio.create_task(attempt()) for _ in range(40)]
         await asyncio.sleep(3.0)
         daemon.connections["peer"] = ("/ip4/192.0.2.7/tcp/4001",)
-        await asyncio.sleep(3 * PAUSE_S + 0.02)
+        await asyncio.sleep(3 * pause_s + 0.02)
         assert all(each.done() for each in attempts)
         await asyncio.gather(*attempts)
-        assert daemon.num_asked <= 3.1 / PAUSE_S
+        assert daemon.num_asked <= (3.0 + 3 * pause_s) / pause_s + 1
 
     virtual_time.run(main())
 

@@ -23,6 +23,9 @@ _DAEMON_ENDED = (ConnectionError, FileNotFoundError)
 NOT_DIALLED = ("failed to dial", "no addresses", "dial backoff", "all dials failed")
 """Parts of the daemon's errors for a peer that it did not reach, so that nothing was sent."""
 
+WITHHELD = "this node was told of too many peers at its IP, and does not dial it for a minute"
+"""The error of a dial that `paths.dialler` does not make, which says nothing about the peer."""
+
 STREAM_RESET = "stream reset"
 """Part of the daemon's error for a stream that the other side reset, or whose connection ended."""
 
@@ -53,7 +56,8 @@ def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused |
     if isinstance(error, RemoteCallError) and text == BUSY:
         return too_many_calls(peer_id)
     if isinstance(error, ControlError):
-        return PeerUnreachable(f"peer {peer_id} cannot be reached ({dial_failure(text)})", peer_id=peer_id)
+        kind = PeerRefused if text == WITHHELD else PeerUnreachable
+        return kind(f"peer {peer_id} cannot be reached ({dial_failure(text)})", peer_id=peer_id)
     if isinstance(error, RemoteCallError):
         return PeerUnreachable(f"peer {peer_id} broke off", peer_id=peer_id)
     if isinstance(error, OSError) and not isinstance(error, _DAEMON_ENDED):

@@ -15,7 +15,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import NoReturn, TypeVar
 
 from swarm_protocol.errors import StartError
@@ -27,7 +27,7 @@ from swarm.network.interface import NotServed
 from swarm.network.ip_kinds import IpNetwork, provider_network_of
 from swarm.network.libp2p import kept_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
-from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, NOT_DIALLED, STREAM_RESET, translate
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, NOT_DIALLED, STREAM_RESET, WITHHELD, translate
 from swarm.network.libp2p.greeting import Gate
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
 from swarm.network.libp2p.unary_connection import (
@@ -233,8 +233,8 @@ class Host:
         """Call a peer. If the daemon does not reach it, dial it at `addrs`, or at those that `find_addrs` finds if
         `addrs` is None.
 
-        Raises PeerUnreachable, PeerRefused (the peer works on too many calls of this node), NotServed, or TimeoutError
-        after `timeout_s`; in a private network also what `Gate.enter` raises.
+        Raises PeerUnreachable, PeerRefused (the peer works on too many calls of this node, or this node does not dial
+        it now), NotServed, or TimeoutError after `timeout_s`; in a private network also what `Gate.enter` raises.
         """
         async with asyncio.timeout(timeout_s):
             return await self._call(peer_id, protocol, request, addrs)
@@ -356,14 +356,19 @@ async def connect_somewhere(
     connect: Connect, peer_id: str, searched: AsyncGenerator[Sequence[str], None], *, tried: Collection[str] = ()
 ) -> bool:
     """Connect at the first set of `searched` addresses that answers, skipping sets that were `tried` already. Return
-    whether one answered."""
+    whether one answered. Raises ControlError if none did, and some dials were not made."""
+    is_withheld = False
     async with aclosing(searched):
         async for found in searched:
             if set(found).issubset(tried):
                 continue
-            with suppress(*CONTROL_FAILURES):
+            try:
                 await connect(peer_id, found)
                 return True
+            except CONTROL_FAILURES as error:
+                is_withheld |= str(error) == WITHHELD
+    if is_withheld:
+        raise ControlError(WITHHELD)
     return False
 
 

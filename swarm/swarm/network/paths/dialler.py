@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from swarm.network.ip_kinds import IpAddress, kind_of
 from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.daemon_errors import WITHHELD
 from swarm.network.libp2p.host import Connect, Host
 from swarm.network.multiaddr import ip_of, is_private, is_relayed, relay_addr_of, relay_of
 from swarm.network.paths.dial_policy import DialPolicy
@@ -99,10 +100,11 @@ class Dialler:
         asked for its connections."""
         policy = self._policy()
         own = self._host.known_addrs(peer_id)
-        worth = [addr for addr in policy.worth_knowing(addrs) if addr in own or self._may_try(addr, policy)]
-        direct = [addr for addr in worth if not is_relayed(addr)]
-        relayed = [addr for addr in worth if is_relayed(addr)]
-        failure = ControlError(_NOWHERE)
+        worth = policy.worth_knowing(addrs)
+        tried = [addr for addr in worth if addr in own or self._may_try(addr, policy)]
+        direct = [addr for addr in tried if not is_relayed(addr)]
+        relayed = [addr for addr in tried if is_relayed(addr)]
+        failure = ControlError(WITHHELD if len(tried) < len(worth) else _NOWHERE)
         ways = ip4_first(direct) if direct else []
         for way in ways:
             try:

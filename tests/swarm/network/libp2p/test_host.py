@@ -10,14 +10,17 @@ from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock
 
 import pytest
+from swarm.network.dht.known_peers import KnownPeers
 from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.daemon_errors import WITHHELD
 from swarm.network.libp2p.host import Host
 from swarm.testing import virtual_time
-from swarm_protocol.errors import PeerUnreachable
+from swarm_protocol.errors import PeerRefused, PeerUnreachable
 from swarm_protocol.identity import Identity
 
 PEER = Identity(bytes(32)).peer_id
+FAR = "/ip4/192.0.2.7/tcp/4001"
 RSA_PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
@@ -32,7 +35,7 @@ class Dying:
 
 
 async def _somewhere(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
-    yield ("/ip4/192.0.2.7/tcp/4001",)
+    yield (FAR,)
 
 
 def test_call_raises_unreachable_when_its_dial_finds_the_daemon_gone() -> None:
@@ -41,6 +44,27 @@ def test_call_raises_unreachable_when_its_dial_finds_the_daemon_gone() -> None:
         host.find_addrs = _somewhere
         with pytest.raises(PeerUnreachable):
             await host.call(PEER, "method", b"")
+
+    asyncio.run(main())
+
+
+def test_call_whose_dial_this_node_withholds_is_no_failure_of_the_peer() -> None:
+    """The DHT would otherwise leave the peer out for up to MAX_SUSPECT_S, though nobody has dialled it."""
+
+    async def withhold(_peer_id: str, _addrs: Sequence[str]) -> None:
+        raise ControlError(WITHHELD)
+
+    async def main() -> None:
+        host = Host(cast("Any", None), cast("Any", Dying()), cast("Any", Dying()), "me")
+        host.connect = withhold
+        host.find_addrs = _somewhere
+        with pytest.raises(PeerRefused, match=WITHHELD):
+            await host.call(PEER, "method", b"")
+        known = KnownPeers(host, "")
+        known.table.heard_of(PEER)
+        assert await known.find(PEER, 0, b"", [FAR]) is None
+        assert PEER in known.table
+        assert not known.suspects.at(asyncio.get_running_loop().time())
 
     asyncio.run(main())
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.daemon_errors import WITHHELD
 from swarm.network.libp2p.host import Host
 from swarm.network.paths import dialler
 from swarm.network.paths.dial_policy import DialPolicy
@@ -190,8 +190,8 @@ def test_peer_is_not_dialled_when_the_policy_refuses_all_its_addresses(addrs: tu
 @pytest.mark.parametrize("way", ["{}", f"{{}}/p2p/{RELAY}/p2p-circuit"])
 def test_made_up_peers_at_one_machine_cost_it_a_bounded_number_of_dials(way: str) -> None:
     async def case(world: World) -> None:
-        async def dial(peer_id: str, ports: Sequence[int]) -> None:
-            with contextlib.suppress(ControlError):
+        async def dial(peer_id: str, ports: Sequence[int], failure: str | None = None) -> None:
+            with pytest.raises(ControlError, match=failure):
                 await world.dialler.connect(peer_id, [way.format(f"/ip4/44.9.9.9/tcp/{port}") for port in ports])
 
         def num_dialled() -> int:
@@ -200,10 +200,10 @@ def test_made_up_peers_at_one_machine_cost_it_a_bounded_number_of_dials(way: str
         for i in range(100):
             await dial(f"made up {i}", range(1, 9))
         assert num_dialled() == MAX_TOLD
-        await dial("true peer", [4001])
+        await dial("true peer", [4001], WITHHELD)
         assert num_dialled() == MAX_TOLD, "it cannot be told from a made-up one"
         world.told_by_itself.append(way.format("/ip4/44.9.9.9/tcp/4001"))
-        await dial(PEER, [4001, 4002])
+        await dial(PEER, [4001, 4002], "connection refused")
         assert num_dialled() == MAX_TOLD + 1, "the peer itself has told one"
         with pytest.raises(ControlError):
             await world.dialler.connect(PEER, [FAR])

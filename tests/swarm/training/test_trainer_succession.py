@@ -4,11 +4,14 @@ partitioned."""
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 from support.training_swarm import Member, Swarm, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
-from swarm.training.trainer_events import OtherHistory, OuterStep
+from swarm.training.state.state_transfer import Donor
+from swarm.training.trainer_events import Admitted, OtherHistory, OuterStep, RoundAborted
+from swarm_protocol.errors import PeerRefused
 
 pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
@@ -121,3 +124,46 @@ def test_members_report_another_history_when_the_run_was_begun_on_both_sides_of_
             assert all(peers <= other_side[me] for me, peers in told.items())
 
     virtual_time.run(main(), compute_s=interval_cost)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_newcomers_that_cannot_get_the_state_do_not_begin_the_run_a_second_time(
+    is_stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As two machines of one home do whose line breaks while they fetch the state."""
+    busy = list[str]()
+    give = Donor.manifest
+
+    async def manifest(donor: Donor, peer: str, request: bytes) -> bytes:
+        if peer in busy:
+            raise PeerRefused("this member is busy")
+        return await give(donor, peer, request)
+
+    monkeypatch.setattr(Donor, "manifest", manifest)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=20)) as swarm:
+            await founded(swarm, 3)
+            late = [await swarm.join(name) for name in ("late0", "late1")]
+            busy.extend(member.peer_id for member in late)
+            await asyncio.sleep(1.0)
+            swarm.internet.partition([busy])
+            await asyncio.sleep(120.0)
+            for member in late:
+                assert not member.of(Admitted)
+                assert not member.of(OuterStep)
+                told = [event.reason for event in member.of(RoundAborted)]
+                assert 5 < len(told) < 60
+                assert all("must not begin the run a second time" in reason for reason in told)
+            if is_stopped:
+                late[0].trainer.stop()
+                await swarm.finish("late0", timeout_s=1.0)
+                del swarm.members["late0"]
+                await late[0].trainer.close()
+            busy.clear()
+            swarm.internet.heal()
+            members = await swarm.finish()
+            assert_equal_steps(members, 20)
+            assert_one_history(members)
+
+    virtual_time.run(main(), compute_s=partial(interval_cost, interval_s=10.0))

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 
-from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
@@ -35,12 +35,17 @@ from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import RoundSetup, rest_after
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext, recall_promise, setup_of
-from swarm.training.state.state_sync import SyncResult, fetch_state
+from swarm.training.state.state_sync import SyncResult, claims_of, fetch_state, furthest, trainers
 from swarm.training.trainer_events import StateFetched, Waiting
 
 STATE_LOST = (
     "this member has voted from a later state, which it lost: it waits for a member that has it; if nobody has, the "
     "run's author can continue from this one with swarm-node run resume"
+)
+
+NO_SECOND_BEGINNING = (
+    "trying again, since this member must not begin the run a second time; if the members that have the state are gone "
+    "for good, restart this node to begin the run anew"
 )
 
 
@@ -141,12 +146,7 @@ class OuterSteps:
         """Adopt the state that `proof` certifies, or a later one: this member's own proposal, or else a copy fetched
         from others. Return None if neither can be had."""
         context, started = self.context, asyncio.get_running_loop().time()
-        try:
-            reached = await fetch_state(context, self._membership, proof, records)
-        except SwarmError as error:
-            silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
-            reason = f"it was committed, but {error.message}; going on from outer step {context.replica.outer_step}"
-            self._reports.aborted(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent))
+        if (reached := await self._fetch(proof, records)) is None:
             return None
         context.replica.adopt(reached.state, reached.proof)
         self._reports.probation(context.replica)
@@ -161,6 +161,28 @@ class OuterSteps:
                 )
             )
         return reached
+
+    async def _fetch(self, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult | None:
+        """Get the state for `move_to`. A member whose own state has no roster tries until it succeeds or is to leave:
+        with others in its situation, it could begin the run a second time."""
+        context, num_failed = self.context, 0
+        while True:
+            try:
+                return await fetch_state(context, self._membership, proof, records)
+            except SwarmError as error:
+                # a state that is not the run's is no reason to wait for it
+                goes_on = bool(context.replica.roster) or isinstance(error, IntegrityError)
+                then = f"going on from outer step {context.replica.outer_step}" if goes_on else NO_SECOND_BEGINNING
+                silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
+                reason = f"it was committed, but {error.message}; {then}"
+                aborted = GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent)
+                self._reports.aborted(aborted)
+                if goes_on or self.is_stopping:
+                    return None
+            await asyncio.sleep(rest_after(num_failed))
+            num_failed += 1
+            records = await trainers(self._membership, context.run)
+            proof = await furthest(context, claims_of(context, records)) or proof
 
     async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> bool:
         """Go from one committed state to the next one, while the intervals run. Return whether this member has left

@@ -29,15 +29,15 @@ from swarm.training.round.round_state import RoundState, with_coordinator
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
 from swarm.training.state.endorsement import contradicts, read_endorsement
 from swarm.training.state.proof_reader import HISTORY_TIMEOUT_S
-from swarm.training.state.run_context import RunContext
+from swarm.training.state.run_context import RunContext, making_s
 from swarm.training.state.state_transfer import Donor
 
 OPENING_S = 60.0
 """Time for the first message of a peer's stream, which can wait behind all slices that its sender's uplink has to
 carry, and for this member to begin the step that a follower is at."""
 LATE_S = 10.0
-"""Seconds between two steps after which this member refuses reports: fetching a state over a slow line takes many
-minutes, and the others would wait for it as their coordinator."""
+"""Seconds between two steps after which this member refuses reports, beside those in which it can make the state
+itself: fetching one over a slow line takes many minutes, and the others would wait for it as their coordinator."""
 MAX_PENDING_REVOCATIONS = 64
 """Maximum revocations that a member keeps until the state knows them: each step takes in one."""
 WATCHED_S = 5.0
@@ -162,7 +162,7 @@ class RoundService:
             async with asyncio.timeout(POLL_S):
                 driver = await self._driver_at(ready.step, peer)
         except TimeoutError:
-            if asyncio.get_running_loop().time() > self._idle_since_s + LATE_S:
+            if asyncio.get_running_loop().time() > self._idle_since_s + LATE_S + making_s(replica):
                 raise PeerRefused("this member is not ready for the step: it still gets the state before it") from None
             return ReadyReply(kind="pending")
         if driver.state.abstains:

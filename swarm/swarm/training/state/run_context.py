@@ -113,8 +113,13 @@ def setup_of(context: RunContext, convicted: Collection[str]) -> RoundSetup:
         grace_s=grace_s,
         patience_s=grace_s + PATIENCE_S,
         reduce_s=min(limits.MAX_PHASE_S, SPARE_REDUCE_S + bytes_s),
-        vote_s=min(limits.MAX_PHASE_S, SPARE_VOTE_S + replica.current.manifest.num_values / SLOWEST_VALUES_PER_S),
+        vote_s=min(limits.MAX_PHASE_S, SPARE_VOTE_S + making_s(replica)),
     )
+
+
+def making_s(replica: Replica) -> float:
+    """Return how many seconds a very slow machine takes for the next state of `replica`, or for its digests."""
+    return replica.current.manifest.num_values / SLOWEST_VALUES_PER_S
 
 
 def _unknown(context: RunContext) -> bytes:

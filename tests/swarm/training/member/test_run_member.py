@@ -38,6 +38,7 @@ from swarm.training.round import group_formation
 from swarm.training.round.group_formation import MAX_GRACE_S
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.state import run_context
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import (
@@ -382,6 +383,25 @@ def test_member_that_gets_its_state_for_minutes_holds_up_the_others_for_seconds(
             assert_equal_steps(members, 10)
             others = [member for member in members if member.name != slow]
             assert max(event.seconds for member in others for event in member.of(OuterStep)) < 60.0 + MAX_GRACE_S + 20.0
+
+    virtual_time.run(main())
+    script.assert_all_fired()
+
+
+@pytest.mark.parametrize("slow", ["m0", "m1", "m2"])
+def test_member_that_makes_a_large_state_itself_is_no_coordinator_that_is_gone(
+    slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_context, "SLOWEST_VALUES_PER_S", NUM_VALUES / 30.0)
+    script = FaultScript([Fault(who=slow, phase="round.applied", what="delay", nth=2, delay_s=25.0)])
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=4), script) as swarm:
+            for name in ("m0", "m1", "m2"):
+                await swarm.join(name, inner=SyntheticInner(virtual_step_s=3.0))
+            members = await swarm.finish()
+            assert_equal_steps(members, 4)
+            assert not any(member.of(RoundAborted) for member in members)
 
     virtual_time.run(main())
     script.assert_all_fired()

@@ -144,24 +144,9 @@ class Tick:
     """The time that `state_machine.wake_at` returned has come."""
 
 
-Event: TypeAlias = (
-    Offered
-    | Sighted
-    | Reported
-    | Withdrew
-    | CredentialsExpired
-    | Lost
-    | Moved
-    | LeftOut
-    | Grouped
-    | Reduced
-    | ReduceFailed
-    | Convicted
-    | Voted
-    | AttemptLeft
-    | Proven
-    | Tick
-)
+FormingEvent: TypeAlias = Offered | Sighted | Reported | Withdrew | CredentialsExpired | Moved | LeftOut
+GroupEvent: TypeAlias = Grouped | Reduced | ReduceFailed | Convicted | Voted | AttemptLeft
+Event: TypeAlias = FormingEvent | GroupEvent | Lost | Proven | Tick
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

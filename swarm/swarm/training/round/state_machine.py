@@ -51,8 +51,8 @@ from swarm.training.round.group_work import (
     on_convicted,
     on_grouped,
     on_reduce_failed,
+    on_reduced,
     other_members,
-    reduces,
     valid_votes,
     without_vote_of,
 )
@@ -65,7 +65,9 @@ from swarm.training.round.round_events import (
     CredentialsExpired,
     Event,
     Finish,
+    FormingEvent,
     Grouped,
+    GroupEvent,
     LeftOut,
     Lost,
     Moved,
@@ -84,7 +86,6 @@ from swarm.training.round.round_state import (
     MAX_HEARD,
     Faults,
     HeldLock,
-    OwnPrepareVote,
     RoundSetup,
     RoundState,
     Timers,
@@ -134,11 +135,25 @@ def wake_at(state: RoundState) -> float | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C901, PLR0911, PLR0912 - one case an event
+def step(state: RoundState, event: Event, now: float) -> Transition:
     """Return the state and the actions that follow from `event`. Never raises: an event that does not fit the phase is
     ignored."""
     if state.phase == "done":
         return state, []
+    match event:
+        case Grouped() | Reduced() | ReduceFailed() | Convicted() | Voted() | AttemptLeft():
+            return _in_group(state, event, now)
+        case Lost(peer=peer, reason=reason):
+            return _on_lost(state, peer, reason, now)
+        case Proven(certificate=certificate):
+            return replace(state, phase="done"), [Finish(certificate=certificate)]
+        case Tick():
+            return _on_tick(state, now)
+        case _:
+            return _in_forming(state, event, now)
+
+
+def _in_forming(state: RoundState, event: FormingEvent, now: float) -> Transition:  # noqa: PLR0911 - one case an event
     match event:
         case Offered(contribution=contribution, interval_s=interval_s):
             return advance(replace(state, mine=contribution, interval_s=interval_s or state.interval_s), now)
@@ -150,16 +165,18 @@ def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C9
             return replace(state, reports={by: each for by, each in state.reports.items() if by != peer}), []
         case CredentialsExpired(attempt=attempt, at=at):
             return on_expired(state, attempt, at, now)
-        case Lost(peer=peer, reason=reason):
-            return _on_lost(state, peer, reason, now)
         case Moved(attempt=attempt, to=to):
             return _on_moved(state, attempt, to, now)
         case LeftOut(attempt=attempt, reason=reason):
             return on_left_out(state, attempt, reason, now)
+
+
+def _in_group(state: RoundState, event: GroupEvent, now: float) -> Transition:
+    match event:
         case Grouped(signed=signed):
             return on_grouped(state, signed, now)
         case Reduced(attempt=attempt, outcome=outcome):
-            return _on_reduced(state, attempt, outcome, now)
+            return on_reduced(state, attempt, outcome, now)
         case ReduceFailed():
             return on_reduce_failed(state, event, now)
         case Convicted(peer=peer, reason=reason):
@@ -168,10 +185,6 @@ def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C9
             return _on_voted(state, event, now)
         case AttemptLeft(peer=peer, abort=abort):
             return _on_left(state, peer, abort, now)
-        case Proven(certificate=certificate):
-            return replace(state, phase="done"), [Finish(certificate=certificate)]
-        case Tick():
-            return _on_tick(state, now)
 
 
 def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Transition:
@@ -227,22 +240,6 @@ def _shortage(state: RoundState) -> str:
         return ""
     needed = setup.succession.num_enough(setup.roster, left)
     return f"; the run waits: {presence(len(left), needed, of_roster=True)}"
-
-
-def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -> Transition:
-    if not reduces(state, attempt):
-        return state, []
-    assert state.signed is not None
-    group = state.signed.group
-    if group.resumes is not None and outcome != group.resumes:
-        return fail(state, "recomputing the resumed outcome led to a different state", (), now)
-    vote = state.signed.vote(outcome, "prepare")
-    own_vote = OwnPrepareVote(vote=vote, origin=group.origin or state.signed.data)
-    # others may still reduce, or take from this member the parts that an owner withheld from them
-    deadline = max(state.timers.deadline or now, now) + group.vote_s
-    voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=deadline)
-    state = replace(state, phase="preparing", own_prepare_vote=own_vote, voting=voting, timers=timers)
-    return state, [CastVote(vote=vote, peers=other_members(state))]
 
 
 def _on_voted(state: RoundState, event: Voted, now: float) -> Transition:

@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import defaultdict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from swarm_protocol.records import RoundReport
 
 SlowKind: TypeAlias = Literal["sender", "receiver", "link"]
+Cell: TypeAlias = tuple[str, str]
+"""A sender and a receiver."""
 
 MIN_MEMBERS = 3
 """Minimum members of a collective. With two, there is no usual link to compare with."""
@@ -88,27 +90,41 @@ def slow_links(rates: Mapping[str, Mapping[str, float]]) -> tuple[SlowLink, ...]
         for sender, rate in column.items()
         if rate > 0 and sender != receiver
     }
-    peers = sorted({peer for cell in time_of for peer in cell})
-    if len(peers) < MIN_MEMBERS or len(time_of) < MIN_MEMBERS * (MIN_MEMBERS - 1):
+    num_peers = len({peer for cell in time_of for peer in cell})
+    if num_peers < MIN_MEMBERS or len(time_of) < MIN_MEMBERS * (MIN_MEMBERS - 1):
         return ()
     usual = statistics.median(time_of.values())
+    slow = _slow_cells(time_of, usual)
+    ends = _slow_ends(time_of.keys(), slow)
+
+    def slowdown(cells: Iterable[Cell]) -> float:
+        return math.exp(statistics.median(time_of[cell] for cell in cells) - usual)
+
+    found = [SlowLink(kind=end, **{end: peer}, slowdown=slowdown(line)) for (end, peer), line in ends.items()]
+    for cell in sorted(slow.difference(*ends.values())):
+        found.append(SlowLink(kind="link", sender=cell[0], receiver=cell[1], slowdown=slowdown([cell])))
+    return tuple(sorted(found, key=lambda each: -each.slowdown)[:MAX_FOUND])
+
+
+def _slow_cells(time_of: Mapping[Cell, float], usual: float) -> set[Cell]:
+    """Return the cells whose logarithm of the transfer time is far above the `usual` one."""
     sigma = MAD_TO_SIGMA * statistics.median(abs(each - usual) for each in time_of.values())
     least = usual + max(math.log(MIN_SLOWDOWN), NUM_DEVIATIONS * max(sigma, MIN_SIGMA))
     limit = max(least, -math.log(FAST_BYTES_PER_S))
-    slow = {cell for cell, each in time_of.items() if each > limit}
-    found, explained = list[SlowLink](), set[tuple[str, str]]()
-    ends: tuple[SlowKind, SlowKind] = ("sender", "receiver")
-    for place, end in enumerate(ends):
-        for peer in peers:
-            line = {cell for cell in time_of if cell[place] == peer}
-            if len(line) >= MIN_MEMBERS - 1 and len(line & slow) >= ALL_OF_THEM * len(line):
-                explained |= line
-                slowdown = math.exp(statistics.median(time_of[cell] for cell in line) - usual)
-                found.append(SlowLink(kind=end, **{end: peer}, slowdown=slowdown))
-    for sender, receiver in sorted(slow - explained):
-        slowdown = math.exp(time_of[sender, receiver] - usual)
-        found.append(SlowLink(kind="link", sender=sender, receiver=receiver, slowdown=slowdown))
-    return tuple(sorted(found, key=lambda each: -each.slowdown)[:MAX_FOUND])
+    return {cell for cell, each in time_of.items() if each > limit}
+
+
+def _slow_ends(cells: Collection[Cell], slow: Collection[Cell]) -> dict[tuple[SlowKind, str], list[Cell]]:
+    """Return the senders, and then the receivers, nearly all of whose cells are `slow`, with these cells."""
+    lines = defaultdict[tuple[SlowKind, str], list[Cell]](list)
+    for sender, receiver in cells:
+        lines["sender", sender].append((sender, receiver))
+        lines["receiver", receiver].append((sender, receiver))
+    return {
+        end: line
+        for end, line in sorted(lines.items(), key=lambda each: (each[0][0] == "receiver", each[0][1]))
+        if len(line) >= MIN_MEMBERS - 1 and sum(cell in slow for cell in line) >= ALL_OF_THEM * len(line)
+    }
 
 
 class LinkWatch:

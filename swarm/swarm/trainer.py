@@ -23,7 +23,7 @@ import torch
 from swarm_compression import warm_up
 from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import SessionError, cause
-from swarm_protocol.identity import Identity
+from swarm_protocol.identity import Identity, short_id
 from swarm_protocol.network_invitation import given_invitation
 from swarm_protocol.run_credentials import check_given, parse_run_invitation
 from torch import nn
@@ -382,5 +382,4 @@ class Trainer:
             case InvitationRefused():
                 logger.warning("the invitation with serial %s %s", event.serial, event.reason)
             case OtherHistory():
-                told = "another state of outer step %d is shown by %s: this member keeps its own"
-                logger.warning(told, event.step, ", ".join(event.peers))
+                logger.warning("%s; this member keeps its own; %s", event.words(short_id), event.remedy)

@@ -405,4 +405,4 @@ def test_status_says_while_a_trainer_is_on_probation_and_what_its_runs_author_en
     changed = replace(training, endorses_other=True, other_history="another state of outer step 1 is shown by …5Z1T2a")
     other = this_node.text(replace(REPLY, training=changed))
     assert "the run's author endorsed another state at outer step 1,200 than this node has" in other
-    assert "history    another state of outer step 1 is shown by …5Z1T2a" in other
+    assert "history    another state of outer step 1 is shown by …5Z1T2a\n           the run's author can name" in other

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from swarm.training.trainer_events import OtherHistory
 from swarm_protocol.control_messages import RelayStatus, ServingStatus, SpotCheckStatus, StatusReply, TrainingStatus
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity, short_id
@@ -152,7 +153,7 @@ def _training_lines(training: TrainingStatus) -> dict[str, str | Sequence[str]]:
         "entered": training.entered,
         "held out": training.held_out,
         "endorsed": _endorsed(training),
-        "history": training.other_history,
+        "history": training.other_history and (training.other_history, OtherHistory.remedy),
         "convicted": training.convicted,
         "links": training.slow_links,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from swarm_protocol.errors import first_few
 
@@ -183,6 +183,8 @@ class OtherHistory:
     """`peers` show another committed state of outer step `step` than this member, or observer, has: the run was begun
     twice, or they made that state up."""
 
+    remedy: ClassVar = "the run's author can name the history that goes on: swarm-node run resume FILE --peers ADDR"
+
     step: int
     peers: tuple[str, ...]
 
@@ -194,10 +196,6 @@ class OtherHistory:
         """Return this in words; `name_of` names a peer."""
         peers = first_few(self.peers, MAX_NAMED, name_of)
         return f"another state of outer step {self.step} is shown by {peers}: the run was begun twice, or it is made up"
-
-    @property
-    def remedy(self) -> str:
-        return "the run's author can name the history that goes on: swarm-node run resume FILE --peers ADDR"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,9 @@ NOT_SERVED, BUSY, FAILED = "not served", "busy", "failed"
 """Errors that the connection itself answers with. BUSY: the peer has, or all peers together have, as many calls running
 here as `peer_budgets` allows. FAILED: the handler has a bug."""
 
+CANCEL_AGAIN_S = 1.0
+"""Time after which a cancellation is sent again: the daemon loses one that comes before it has begun the call."""
+
 UnaryAnswer = Callable[[str, bytes], Awaitable[bytes]]
 """`async answer(peer_id, request) -> response`. It may raise `NotServed`. Any other exception is a bug, which is logged
 and answered with `FAILED`."""
@@ -78,7 +81,9 @@ class UnaryConnection:
         try:
             answer = await self._request(p2pd_pb2.PersistentConnectionRequest(callId=call_id, callUnary=call))
         except asyncio.CancelledError:
-            self._send(p2pd_pb2.PersistentConnectionRequest(callId=call_id, cancel=p2pd_pb2.Cancel()))
+            cancel = p2pd_pb2.PersistentConnectionRequest(callId=call_id, cancel=p2pd_pb2.Cancel())
+            self._send(cancel)
+            asyncio.get_running_loop().call_later(CANCEL_AGAIN_S, self._send, cancel)
             raise
         result: Any = answer.callUnaryResponse
         if result.HasField("error"):

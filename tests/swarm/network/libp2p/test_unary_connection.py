@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from swarm.network.libp2p import unary_connection
 from swarm.network.libp2p.daemon_control import Control, read_message, write_message
 from swarm.network.libp2p.unary_connection import BUSY, FAILED, UnaryAnswer, UnaryConnection
 from swarm.network.multiaddr import peer_id_bytes
@@ -60,6 +61,31 @@ def test_opening_that_is_cancelled_closes_its_connection(tmp_path: Path) -> None
             with pytest.raises(asyncio.CancelledError):
                 await opening
             await closed.wait()
+
+    asyncio.run(main())
+
+
+def test_cancellation_is_sent_again_since_the_daemon_loses_one_that_comes_too_early(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The handler at the other side would otherwise go on, and hold one of this node's calls there."""
+    monkeypatch.setattr(unary_connection, "CANCEL_AGAIN_S", 0.01)
+
+    async def main() -> None:
+        near, far = socket.socketpair()
+        reader, writer = await asyncio.open_unix_connection(sock=far)
+        connection = UnaryConnection(*await asyncio.open_unix_connection(sock=near))
+        running = asyncio.create_task(connection.run())
+        calling = asyncio.create_task(connection.call(Identity(bytes(32)).peer_id, "method", b""))
+        async with asyncio.timeout(60):
+            asked = await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
+            calling.cancel()
+            for _ in range(2):
+                cancelled = await read_message(reader, p2pd_pb2.PersistentConnectionRequest)
+                assert cancelled.HasField("cancel")
+                assert cancelled.callId == asked.callId
+        writer.transport.abort()
+        await running
 
     asyncio.run(main())
 

@@ -298,7 +298,7 @@ class SharedFields(StrictBody):
     min_tokens: Annotated[int, Field(ge=0, le=http_limits.MAX_NEW_TOKENS), WHOLE, OrDefault(0)] = 0
     ignore_eos: Annotated[bool, OrDefault(False)] = False
     stream: Annotated[bool, OrDefault(False)] = False
-    stream_options: Annotated[StreamOptions, OrDefault({})] = Field(default_factory=StreamOptions)
+    stream_options: StreamOptions | None = None
     metadata: Metadata | None = None
     store: bool | None = None
     user: Label | None = None
@@ -326,9 +326,15 @@ class SamplingRequest(SharedFields):
                 raise unfit("best_of", "must be at least n")
         return data
 
+    @model_validator(mode="after")
+    def _stream_options_of_a_stream(self) -> SamplingRequest:
+        if self.stream_options is not None and not self.stream:
+            raise unfit("stream_options", "requires stream to be true")
+        return self
+
     @property
     def include_usage(self) -> bool:
-        return self.stream and self.stream_options.include_usage
+        return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def field_names(self) -> dict[str, str]:

@@ -27,6 +27,7 @@ def _are_consistent(body: dict[str, Any]) -> bool:
     prompts, n = body.get("prompt"), body.get("n")
     return not (
         (body.get("top_logprobs") and not body.get("logprobs"))
+        or (body.get("stream_options") is not None and not body.get("stream"))
         or calls
         or (isinstance(seed, int) and abs(seed) >= 2**62)  # schemathesis compares it with the bound as a float
         or (body.get("tools") and (body.get("stop") or is_formed or body.get("min_tokens") or body.get("ignore_eos")))

@@ -194,7 +194,7 @@ def test_fields_without_an_effect_on_the_answer_are_accepted(path: str) -> None:
         "metadata": {"a": "b"},
         "prompt_cache_retention": "24h",
         "service_tier": "auto",
-        "stream_options": {"include_obfuscation": True},
+        "stream_options": None,
         "best_of": 1,
         "echo": False,
         "length_penalty": 1,
@@ -500,6 +500,13 @@ def test_best_of_below_n_is_refused_as_openai_does(path: str) -> None:
 
     converse(ScriptedClient(), conversation)
     assert _asked(path, {"n": 1, "best_of": 1}).sampling == Sampling(temperature=1.0, seed=1)
+
+
+@pytest.mark.parametrize("path", PLAIN)
+def test_options_of_a_stream_are_refused_without_one_as_openai_does(path: str) -> None:
+    [error] = _errors(path, [{"stream_options": {}}])
+    assert (error["message"], error["param"]) == ("stream_options: requires stream to be true", "stream_options")
+    _asked(path, {"stream_options": {"include_obfuscation": True}, "stream": True})
 
 
 def test_two_different_limits_on_new_tokens_are_refused() -> None:

@@ -171,7 +171,6 @@ def test_fields_without_an_effect_are_accepted_and_the_answer_says_that_nothing_
         "safety_identifier": "s",
         "service_tier": "auto",
         "store": True,
-        "stream_options": {"include_obfuscation": True},
         "text": None,
         "tools": None,
         "truncation": "disabled",
@@ -452,6 +451,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"text": {"verbosity": 3}}, "text.verbosity", "it is 3, and not"),
     ({"top_logprobs": 21}, "top_logprobs", "it must be at most 20"),
     ({"max_output_tokens": 0}, "max_output_tokens", "it must be at least 1"),
+    ({"stream_options": {}}, "stream_options", "requires stream to be true"),
     ({"metadata": {"a": 1}}, "metadata.a", "it is 1, and not a string"),
 ]
 

@@ -21,7 +21,8 @@ SCRIPT = [
     ScriptedToken(CALL, data=CALL.encode(), logprob=-1.0),
     ScriptedToken("", "stop"),
 ]
-PLAIN: dict[str, Any] = {"model": "tiny", "n": 2, "seed": 1, "stream_options": {"include_usage": True}}
+PLAIN: dict[str, Any] = {"model": "tiny", "n": 2, "seed": 1}
+STREAM = {**PLAIN, "stream": True, "stream_options": {"include_usage": True}}
 CHATS = [{}, {"logprobs": True, "top_logprobs": 1}, {"tools": [TOOL]}, {"tools": [TOOL], "logprobs": True}]
 
 
@@ -68,7 +69,7 @@ def test_chat_is_openais_type(more: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("more", CHATS)
 def test_chat_chunks_are_openais_type_and_only_the_last_has_usage(more: dict[str, Any]) -> None:
-    events = _sent("chat/completions", {**PLAIN, "messages": HELLO, "stream": True, **more})
+    events = _sent("chat/completions", {**STREAM, "messages": HELLO, **more})
     chunks = [_check(ChatCompletionChunk, event) for event in events]
     assert [json.loads(event)["usage"] is None for event in events] == [True] * (len(chunks) - 1) + [False]
     assert json.loads(events[-1])["choices"] == []
@@ -78,7 +79,7 @@ def test_chat_chunks_are_openais_type_and_only_the_last_has_usage(more: dict[str
 def test_completion_and_its_chunks_are_openais_type(more: dict[str, Any]) -> None:
     [written] = _sent("completions", {**PLAIN, "prompt": "hi", **more})
     _check(Completion, written)
-    for event in _sent("completions", {**PLAIN, "prompt": "hi", "stream": True, **more}):
+    for event in _sent("completions", {**STREAM, "prompt": "hi", **more}):
         # OpenAI streams these with a null reason, which its own type does not allow
         _no_extra(Completion.model_construct(**json.loads(event)))
         assert set(json.loads(event)) == {"id", "object", "created", "model", "choices", "usage"}

@@ -94,6 +94,7 @@ async def serving(
         proxy_headers=False,
         server_header=False,
         backlog=BACKLOG,
+        timeout_keep_alive=math.ceil(HTTP_HEAD_TIMEOUT_S),
         timeout_graceful_shutdown=math.ceil(grace_s + SHUTDOWN_GRACE_S),  # after this uvicorn logs an error
     )
     server = _Server(config)

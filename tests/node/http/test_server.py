@@ -103,6 +103,28 @@ def test_connection_with_a_dripping_second_head_is_closed_in_time(monkeypatch: p
     converse(ScriptedClient(), conversation)
 
 
+def test_connection_is_kept_after_an_answer_for_as_long_as_a_new_one_may_be_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OpenAI's client keeps idle connections for 5 s: one that the server closed then would fail its next request."""
+    kept_s: list[float] = []
+    complete = server.BoundedHttp.on_response_complete
+
+    def look(self: server.BoundedHttp) -> None:
+        complete(self)
+        assert self.timeout_keep_alive_task is not None
+        kept_s.append(self.timeout_keep_alive_task.when() - self.loop.time())
+
+    monkeypatch.setattr(server.BoundedHttp, "on_response_complete", look)
+
+    async def conversation(openai: AsyncOpenAI) -> None:
+        await openai.models.list()
+
+    converse(ScriptedClient(), conversation)
+    (seconds,) = kept_s
+    assert seconds > server.HTTP_HEAD_TIMEOUT_S / 2
+
+
 @pytest.mark.parametrize(
     "said", [b"no request\r\n\r\n", b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: any\r\n\r\n"]
 )

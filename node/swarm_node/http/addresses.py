@@ -15,7 +15,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Sequence
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -84,6 +84,30 @@ def _cannot_be_owned(name: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class OriginForm:
+    """Middleware: answers a target such as http://host/path as /path of that host, whatever the header says (RFC 9112,
+    3.2.2). A client sends such targets if it takes this server for its proxy."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope if scope["path"].startswith("/") else _in_origin_form(scope), receive, send)
+
+
+def _in_origin_form(scope: Scope) -> Scope:
+    try:
+        target = urlsplit(scope["raw_path"].decode())
+    except ValueError:  # brackets around something that is not an address
+        return scope
+    if target.scheme not in {"http", "https"}:
+        return scope
+    path = target.path or "/"
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    headers = [(b"host", target.netloc.encode()), *others]
+    return {**scope, "path": unquote(path), "raw_path": path.encode(), "headers": headers}
 
 
 class TrustedProxies:

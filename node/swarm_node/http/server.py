@@ -33,7 +33,7 @@ from swarm.network.discovery.own_networks import source_addresses
 from swarm_protocol.errors import StartError, reason_of
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from swarm_node.http.addresses import Network, networks_of, party_at
+from swarm_node.http.addresses import Network, OriginForm, networks_of, party_at
 from swarm_node.http.event_stream import EVENT_STREAM, event
 from swarm_node.http.http_error import HttpError
 
@@ -84,7 +84,7 @@ async def serving(
     """
     host, port = _own_address(listener.getsockname()[0]), listener.getsockname()[1]
     config = uvicorn.Config(
-        CutAnswers(app),
+        CutAnswers(OriginForm(app)),
         http=bounded_protocol(max_connections or default_max_connections(), networks_of(proxies)),
         ws="none",  # so middlewares get nothing but HTTP requests
         lifespan="off",

@@ -110,6 +110,36 @@ def test_configured_names_are_accepted(allowed: str, host: str, status: int) -> 
     assert asked(host, allowed=allowed).status_code == status
 
 
+@pytest.mark.parametrize(
+    ("target", "host", "status", "answer"),
+    [
+        ("http://localhost:80/v1/a%20b?c=http://d", "evil.example", 200, "/v1/a b c=http://d"),
+        ("http://127.0.0.1", "evil.example", 200, "/ "),
+        ("http://evil.example/health", "localhost", 421, ""),
+        ("http://[::1/health", "localhost", 200, "http://[::1/health "),
+        ("*", "localhost", 200, "* "),
+    ],
+)
+def test_target_that_names_the_host_is_answered_for_that_host(target: str, host: str, status: int, answer: str) -> None:
+    async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+        await PlainTextResponse(f"{scope['path']} {scope['query_string'].decode()}")(scope, receive, send)
+
+    async def ask() -> str:
+        known = KnownHosts(echo, resolve({}, env={}, file=None))
+        listener = listen("127.0.0.1", 0)
+        port = listener.getsockname()[1]
+        async with serving(known, listener):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {target} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n\r\n".encode())
+            said = (await reader.read()).decode()
+            writer.close()
+            return said
+
+    said = asyncio.run(ask())
+    assert said.startswith(f"HTTP/1.1 {status} ")
+    assert said.endswith("\r\n\r\n" + answer) or not answer
+
+
 def test_invalid_configured_name_is_refused(tmp_path: Path) -> None:
     for name in ("https://swarm.example.org", "swarm.example.org:443", "a/b", "*x.org", "-x.org"):
         with pytest.raises(ConfigError, match="is not a host name"):

@@ -48,8 +48,10 @@ INPUTS_PER_ANSWER = 256
 # The largest vocabularies have 256k entries.
 MAX_TOP_K = 2**18
 
-# The longest contexts in use. The model's own context limits it further.
-MAX_NEW_TOKENS = 2**17
+# Token ids in a list: the longest contexts in use.
+MAX_TOKEN_IDS = 2**17
+# Above any context: the model's own context limits an answer, and only the error about that can name the limit.
+MAX_NEW_TOKENS = 2**31
 # Taken from the rate before an answer without a limit begins; tokens beyond that are taken as they come.
 RESERVED_TOKENS = 512
 # OpenAI's default for completions.

@@ -132,7 +132,7 @@ INT64 = 2**63
 Text = Annotated[str, Field(max_length=http_limits.MAX_PROMPT_CHARS)]
 ModelName = Annotated[str, Field(min_length=1, max_length=http_limits.MAX_MODEL_NAME_CHARS)]
 TokenId = Annotated[int, Field(ge=0, lt=limits.MAX_VOCAB), WHOLE]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=http_limits.MAX_NEW_TOKENS, fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=http_limits.MAX_TOKEN_IDS, fail_fast=True)]
 MaxTokens = Annotated[int, Field(ge=1, le=http_limits.MAX_NEW_TOKENS), WHOLE]
 StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
@@ -295,7 +295,7 @@ class SharedFields(StrictBody):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS, fail_fast=True), OrDefault([])] = Field(
         default_factory=list
     )
-    min_tokens: Annotated[int, Field(ge=0, le=http_limits.MAX_NEW_TOKENS), WHOLE, OrDefault(0)] = 0
+    min_tokens: Annotated[int, Field(ge=0, le=limits.MAX_SESSION_TOKENS), WHOLE, OrDefault(0)] = 0
     ignore_eos: Annotated[bool, OrDefault(False)] = False
     stream: Annotated[bool, OrDefault(False)] = False
     stream_options: StreamOptions | None = None

@@ -106,7 +106,7 @@ class DetokenizeRequest(StrictBody):
     """The body of `/detokenize`."""
 
     model: ModelName
-    tokens: Annotated[list[TokenId], Field(max_length=http_limits.MAX_NEW_TOKENS, fail_fast=True)]
+    tokens: Annotated[list[TokenId], Field(max_length=http_limits.MAX_TOKEN_IDS, fail_fast=True)]
 
 
 class Texts:

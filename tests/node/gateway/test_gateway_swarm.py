@@ -224,6 +224,7 @@ def test_prompt_over_the_cache_of_every_server_is_refused_and_another_session_go
             for prompt, max_tokens, status, told in (
                 ("x" * budget, 16, 400, "is too small for the prompt and its answer: shorten the prompt or ask"),
                 ("x", budget, 400, "is too small for the prompt and its answer: shorten the prompt or ask"),
+                ("x", 2**20, 400, "over the context of 1024 tokens of small: ask for 1023 at most"),
                 ("x" * (budget - 64), 16, 429, "not available"),
             ):
                 with pytest.raises(api.APIStatusError) as refused:

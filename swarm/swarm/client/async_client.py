@@ -25,7 +25,7 @@ from swarm.client.request import (
     GenerationRequest,
     Prompt,
     TextClient,
-    check_caches,
+    caches_too_small,
     check_fits,
     checked,
     encode,
@@ -35,14 +35,13 @@ from swarm.client.text_at_home import KeptModels, TextAtHome
 from swarm.network.discovery.peer_names import check_peers
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
-from swarm.router.routing import NoChain, NoRoom
+from swarm.router.routing import NeverRoom, NoChain
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE, SpotCheckOptions, SpotChecks
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.generate import AnswerForm, Token, TokenSource, generate, sampler_for
 from swarm.serving.session.session import Session
-from swarm.serving.session.session_messages import GROWTH_TOKENS
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets, TokenizerLimits
 
@@ -335,9 +334,8 @@ class AsyncClient(TextClient[Generation]):
                         yield token
                 return
             except (NoChain, PeerError) as error:
-                if isinstance(error, NoRoom):
-                    num_tokens = trace.num_prompt_tokens + min(GROWTH_TOKENS, request.max_tokens or GROWTH_TOKENS)
-                    check_caches(error, chosen.revision.servers, self._state.health.full(num_tokens, for_good=True))
+                if isinstance(error, NeverRoom) and not has_begun:
+                    raise caches_too_small(error) from error
                 if has_begun or len(tried) == MAX_REVISIONS_TRIED:
                     raise
                 chosen = await self._catalog.to_use(request.model)

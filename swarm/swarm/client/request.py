@@ -14,10 +14,9 @@ from typing import Any, Generic, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
-from swarm_protocol.records import ServeRecord
 from swarm_protocol.sampler import Grammar
 
-from swarm.router.routing import NoRoom
+from swarm.router.routing import NeverRoom
 from swarm.serving.sampling.sampling import OWN_DEFAULTS, Sampling, check_kind
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets
 
@@ -345,16 +344,14 @@ def check_fits(assets: ModelAssets, num_tokens: int) -> None:
         )
 
 
-def check_caches(error: NoRoom, servers: Mapping[str, ServeRecord], never: Collection[str]) -> None:
-    """Raises ContextExceeded if all servers of some missing blocks are among those that `never` have room for it."""
-    for start, end in error.missing:
-        of_these = {peer_id for peer_id, record in servers.items() if record.start < end and start < record.end}
-        if of_these and of_these <= set(never):
-            raise ContextExceeded(
-                f"the cache of each server of blocks {start}:{end} is too small for the prompt and its answer",
-                remedy="shorten the prompt or ask for fewer tokens",
-                field="prompt",
-            ) from error
+def caches_too_small(error: NeverRoom) -> ContextExceeded:
+    """Return the error of a request for which no server of some blocks ever has room."""
+    start, end = error.missing[0]
+    return ContextExceeded(
+        f"the cache of each server of blocks {start}:{end} is too small for the prompt and its answer",
+        remedy="shorten the prompt or ask for fewer tokens",
+        field="prompt",
+    )
 
 
 def room_for(assets: ModelAssets, num_prompt_tokens: int, max_tokens: int | None, *, min_tokens: int = 0) -> int:

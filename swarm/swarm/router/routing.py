@@ -79,6 +79,10 @@ class NoRoom(NoChain):
     """Servers have the blocks, but none of them has room now for a session of this size."""
 
 
+class NeverRoom(NoRoom):
+    """No server of the `missing` blocks ever has room for a session of this size."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
     """Blocks `[start, end)` on one peer, with the peer's record."""

@@ -484,6 +484,21 @@ def test_prompt_over_every_cache_is_refused_for_good(boxes: Any, llama_dir: Path
     virtual_time.run(scenario())
 
 
+def test_prompt_over_every_cache_is_refused_for_good_after_a_server_with_a_larger_one_has_left(
+    boxes: Any, llama_dir: Path
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES, options=ServerOptions(kv_bytes=384 * 50)) as box:
+            large = await box.add(0, 6)
+            await box.known(3)
+            assert len(await box.tokens(100)) == 100
+            await large.drain(within_s=0.0)
+            with pytest.raises(ContextExceeded, match="the cache of each server of blocks 0:3 is too small"):
+                await box.tokens(100)
+
+    virtual_time.run(scenario())
+
+
 def test_files_are_fetched_from_another_server_when_one_fails(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [*HALVES, *HALVES]) as box:

@@ -17,7 +17,7 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.network.membership import Membership
 from swarm.router.revisions import manifest_of, with_other_revisions
-from swarm.router.routing import Hop, NoChain, NoRoom, RoutingContext, find_chain
+from swarm.router.routing import Hop, NeverRoom, NoChain, NoRoom, RoutingContext, Spans, find_chain
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import PeerHealth
@@ -143,7 +143,7 @@ class RouteFinder:
         room for as much. Servers to avoid are used if there are no others. If `since_s` is None, the time counts from
         the session's first search, and two tries are enough, unless the servers have no room now, or are not asked for
         a moment since they failed just before it.
-        Raises NoChain.
+        Raises NoChain, and its subclass NeverRoom if it was in vain.
         """
         own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
         if any(hop.peer_id in self._health.full(max_tokens, has_grammar=self._has_grammar) for hop in own):
@@ -224,7 +224,10 @@ class RouteFinder:
                 may_wait = since_s is not None or lacks_room or self._known.each_has_one_of(error.missing, resting)
                 # the servers known at the start of the session may be outdated
                 is_known = has_looked_up or (lacks_room and clock() < self._looked_up_s + LOOK_UP_S)
-                if is_known and (is_over or not may_wait or self._is_in_vain(error, max_tokens)):
+                in_vain = self._spans_in_vain(error, max_tokens)
+                if is_known and (is_over or not may_wait or in_vain):
+                    if lacks_room and in_vain:
+                        error = NeverRoom(error.message, remedy=error.remedy, missing=in_vain)
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
                 peers = self._known.servers if lacks_room else ()
                 await self._health.wait_for_room(peers, began_s, within_s=RETRY_S if is_known else 0)
@@ -244,7 +247,8 @@ class RouteFinder:
         barred = {*context.barred, *set(context.avoid) - self._health.unproven} if is_over else context.barred
         return replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens, barred=barred)
 
-    def _is_in_vain(self, error: NoChain, max_tokens: int) -> bool:
-        """Return whether no server of some missing blocks can ever have room for `max_tokens`."""
+    def _spans_in_vain(self, error: NoChain, max_tokens: int) -> Spans:
+        """Return the missing spans of which no server can ever have room for `max_tokens`."""
         full = self._health.full(max_tokens, for_good=True)
-        return any(peers and peers <= full for peers in (self._known.peers_of(*span) for span in error.missing))
+        found = ((span, self._known.peers_of(*span)) for span in error.missing)
+        return tuple(span for span, peers in found if peers and peers <= full)

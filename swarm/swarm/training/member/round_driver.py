@@ -99,8 +99,9 @@ class RoundDriver:
         self._tasks = StepTasks()
         self._certificate = b""
         self._offered_at: float | None = None
-        on_reduced = partial(self.log.refuse, weight=DOWNWEIGHTED)
-        self.reductions = Reductions(context, self.feed, on_reduced_weight=on_reduced, convict=convictions.convict)
+        self.reductions = Reductions(
+            context, self.feed, on_reduced_weight=self._count_less, convict=convictions.convict
+        )
         self.groups = ShownGroups(context, lambda: self.state, feed=self.feed, heard=convictions.heard)
         self.queries = PeerQueries(
             context, lambda: self.state, self._tasks, feed=self.feed, on_certificate=convictions.hear
@@ -109,7 +110,7 @@ class RoundDriver:
             context,
             self.setup,
             began_at=state.began_at,
-            on_reduced_weight=on_reduced,
+            on_reduced_weight=self._count_less,
             on_certificate=self.queries.take_certificate,
             on_hurry=self.hurry,
             on_abort=on_abort,
@@ -223,6 +224,10 @@ class RoundDriver:
                 self._on_abort(action)
             case Finish(certificate=certificate):
                 self._certificate = certificate
+
+    def _count_less(self, peer: str, how: str) -> None:
+        if peer != self.setup.me:  # the owners of the other parts say so, too: nobody refuses its own contribution
+            self.log.refuse(peer, how, DOWNWEIGHTED)
 
     def _query(self, peers: tuple[str, ...], *, hurry: bool) -> None:
         for peer in peers:

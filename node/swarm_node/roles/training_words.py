@@ -97,7 +97,9 @@ def ban_words(ban: Ban) -> str:
 
 
 def awaited(waiting: Waiting) -> str:
-    """Return what a member waits for: some of the peers by their short names, newcomers, or the result."""
+    """Return what a member waits for: its disk, some of the peers by their short names, newcomers, or the result."""
+    if waiting.is_for_disk:
+        return "its own disk, which takes no vote,"
     peers = waiting.peers
     if not peers:
         return plural(waiting.num_lacking, "more member") if waiting.num_lacking else "the round's result"

@@ -240,9 +240,11 @@ TrainingEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Holds what a member waits for since its interval ended `seconds` ago: `peers`, as far as it knows, or else as
-    many newcomers as `num_lacking` says. Without either, it computes with the others."""
+    """Holds what a member waits for since its interval ended `seconds` ago: its own disk if `is_for_disk`, or else
+    `peers`, as far as it knows, or else as many newcomers as `num_lacking` says. Without any, it computes with the
+    others."""
 
     peers: tuple[str, ...]
     seconds: float
     num_lacking: int = 0
+    is_for_disk: bool = False

@@ -102,6 +102,7 @@ def test_contribution_that_comes_too_late_is_an_event(late_s: float | None, when
         (Waiting(peers=(), seconds=3.0), "the round's result"),
         (Waiting(peers=(), seconds=3.0, num_lacking=1), "1 more member"),
         (Waiting(peers=PEERS[:2], seconds=3.0, num_lacking=2), "…00000000, …00000001"),
+        (Waiting(peers=PEERS[:2], seconds=3.0, is_for_disk=True), "its own disk, which takes no vote,"),
         (
             Waiting(peers=PEERS, seconds=3.0),
             "…00000000, …00000001, …00000002, …00000003, …00000004, …00000005, …00000006, …00000007 and 62 more",

@@ -69,7 +69,7 @@ class RoundDriver:
 
     `intervals` makes this member's contribution, which is offered `rest_s` seconds after the interval has ended.
     `promises` outlive the process; they are None if this member keeps none. `on_abort` is called with each failed
-    attempt, and each time that the disk takes no promise.
+    attempt, and once while the disk takes no promise.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class RoundDriver:
         self._tasks = StepTasks()
         self._certificate = b""
         self._offered_at: float | None = None
+        self._unwritten = ""  # why the disk takes no promise
         self.reductions = Reductions(
             context, self.feed, on_reduced_weight=self._count_less, convict=convictions.convict
         )
@@ -145,7 +146,12 @@ class RoundDriver:
         """Return what this member waits for; None while its interval runs."""
         if self.waits_s is None or self._certificate:
             return None
-        return Waiting(peers=awaited_peers(self.state), seconds=self.waits_s, num_lacking=num_lacking(self.state))
+        return Waiting(
+            peers=awaited_peers(self.state),
+            seconds=self.waits_s,
+            num_lacking=num_lacking(self.state),
+            is_for_disk=bool(self._unwritten),
+        )
 
     @property
     def waits_s(self) -> float | None:
@@ -248,8 +254,11 @@ class RoundDriver:
             except ConfigError as error:
                 if self._intervals.is_leaving:
                     return False
-                self._on_abort(GiveUp(step=self.setup.step, attempt=self.state.attempt, reason=str(error), missing=()))
+                if self._unwritten != (reason := str(error)):
+                    self._unwritten = reason
+                    self._on_abort(GiveUp(step=self.setup.step, attempt=self.state.attempt, reason=reason, missing=()))
                 await asyncio.sleep(DISK_S)
+        self._unwritten = ""
         return True
 
     async def _offer_contribution(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from support.round_scripts import FIRST, ME, OFFER, OUTCOME, PEERS, locked, ready, setup, vote_of
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
-from swarm.training.member.round_driver import MAX_EVENTS
+from swarm.training.member.round_driver import DISK_S, MAX_EVENTS
 from swarm.training.round import state_machine as machine
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import Ask, Reported, Sighted, Sign
@@ -221,9 +221,11 @@ def test_member_whose_disk_is_full_says_so_and_nothing_else_until_it_has_room_or
             disk.has_room, kept = False, disk.read()
             while len(swarm.members["m0"].of(OuterStep)) < 5:
                 await asyncio.sleep(0.01)
-            assert {event.reason for event in member.of(RoundAborted)} == {
-                "the member's vote cannot be written: free space there"
-            }
+            await asyncio.sleep(2 * DISK_S)
+            (told,) = member.of(RoundAborted)
+            assert told.reason == "the member's vote cannot be written: free space there"
+            assert member.trainer.waiting is not None
+            assert member.trainer.waiting.is_for_disk
             assert disk.read() == kept
             driver = member.trainer._steps.service.driver
             assert driver is not None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swarm.heap import uncollected
 from swarm.router.revisions import short_revision
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, SwarmError, first_few
+from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, say_joining
@@ -31,9 +31,8 @@ FIRST_S = 10.0
 """Longest wait for the model's records. They usually arrive within two seconds of the connection."""
 
 QUIET_S = 2.0
-"""Seconds of this wait before the user is told that it goes on."""
+"""Seconds of this wait before it ends if other models are known, or else the user is told that it goes on."""
 LOOK_S = 0.25
-MAX_NAMED = 5  # maximum models named in one line
 MAX_INPUT_CHARS = 2_000_000
 """Maximum length of a question on standard input; a gateway has the same limit for prompts."""
 
@@ -208,13 +207,14 @@ def fit_for_terminal(text: str) -> str:
 def soon(
     look: Callable[[], T | None], sought: str, emitter: Emitter, known: Callable[[], list[str]] = list
 ) -> T | None:
-    """Call `look` until it returns something, for at most FIRST_S. After QUIET_S, tell the user that `sought` was not
-    found yet, and what is `known` instead."""
+    """Call `look` until it returns something, for at most FIRST_S, or QUIET_S if others are `known` by then: their
+    records are here, so those of `sought` would be, too."""
     began_s, has_said = time.monotonic(), False
     while not (found := look()) and (passed_s := time.monotonic() - began_s) < FIRST_S:
         if passed_s >= QUIET_S and not has_said:
-            only = ", only of " + first_few(names, MAX_NAMED) if (names := known()) else ""
-            emitter.say(f"no server of {sought} was found yet{only}: looking for {FIRST_S:.0f} s in all")
+            if known():
+                break
+            emitter.say(f"no server of {sought} was found yet: looking for {FIRST_S:.0f} s in all")
             has_said = True
         time.sleep(LOOK_S)
     return found

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.manifest_messages import PublishedManifest, manifest_dtype
@@ -323,11 +324,12 @@ class ModelCatalog:
                 f"nobody serves that revision of {name}; served are {describe_revisions(found)}",
                 remedy=f"use one of these, as in {name}@{short_revision(found[0].digest)}",
             )
-        known = ", ".join(await self._membership.models())
+        near = get_close_matches(name, names := await self._membership.models(), n=1)
         pin = f"; after the @ belong {MIN_PIN_CHARS} or more digits of a revision" if "@" in name else ""
+        use = f"did you mean {near[0]}?" if near and not pin else f"use one of these{pin}"
         return ConfigError(
-            f"nobody serves a model {name!r}; known models: {known or 'none'}",
-            remedy=f"use one of these{pin}" if known else "serve it: swarm-node join --model MODEL",
+            f"nobody serves a model {name!r}; known models: {', '.join(names) or 'none'}",
+            remedy=use if names else "serve it: swarm-node join --model MODEL",
         )
 
     def _warn_of_others(self, chosen: ChosenRevision) -> None:

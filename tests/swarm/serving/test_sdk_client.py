@@ -331,8 +331,10 @@ def test_model_is_looked_up_alone_and_once_for_later_requests(boxes: Any, llama_
 def test_unknown_model_lists_the_known_ones(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:
-            with pytest.raises(ConfigError, match="nobody serves a model 'tyni'; known models: tiny"):
+            with pytest.raises(ConfigError, match="nobody serves a model 'tyni'; known models: tiny: use one of these"):
                 await box.tokens(model="tyni")
+            with pytest.raises(ConfigError, match=r"a model 'tinny'; known models: tiny: did you mean tiny\?"):
+                await box.tokens(model="tinny")
             with pytest.raises(ConfigError, match="tiny: use one of these; after the @ belong 8 or more digits"):
                 await box.tokens(model="tiny@1a2b")
             with pytest.raises(ConfigError, match="not a name"):

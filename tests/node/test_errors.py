@@ -116,6 +116,8 @@ WRONG = [
     (("run", "show", "model"), "model cannot be read: it is a directory → name a run file"),
     (("run", "show", "binary.toml"), "binary.toml is not a text file → check that it is the right one"),
     (("run", "show", "/dev/null"), "/dev/null cannot be read: it is not a file → name a run file"),
+    (("run", "show", "nodes.toml"), "nodes.toml is not a run file: it has none of a run's settings → name a run file"),
+    ((*JOIN, "--run", "nodes.toml"), "nodes.toml is not a run file: it has none of a run's settings → name a run"),
     (("run", "watch", "unsigned.toml"), "no peer is named → give --peers"),
     (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it does not exist"),
     (("run", "export", "open-0123456789ab", "--out", "model", "--peers", PEER), "model exists already → move it away"),

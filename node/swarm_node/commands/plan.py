@@ -140,7 +140,7 @@ def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
     """Read the nodes to plan for from a TOML file. Raises ConfigError."""
     text = read_text(path, MAX_FILE_BYTES, "check --nodes: it takes a nodes file")
     table = parse_toml(text, path, remedy=f"write {_SHORTEST}")
-    _refuse_unknown(table, ("nodes",), str(path))
+    _refuse_unknown(table, ("nodes",), f"the nodes file {path}")
     entries = table.get("nodes")
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
         raise ConfigError(f"{path} names no nodes", remedy=f"write {_SHORTEST}")

@@ -72,6 +72,7 @@ def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
         ("", "names no nodes", "[[nodes]]"),
         ("nodes = 3", "names no nodes", "[[nodes]]"),
         ("node = []", "unknown key 'node'", "did you mean nodes?"),
+        ("outer_steps = 3", "the nodes file ", "use one of nodes"),
         ("[[nodes", "is not valid TOML", "[[nodes]]"),
         ("nodes = " + "1" * 5000, "is not valid TOML", "[[nodes]]"),
         (ATTIC.replace("memory", "memroy"), "unknown key 'memroy'", "did you mean memory?"),

@@ -19,7 +19,7 @@ import re
 import textwrap
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -210,7 +210,7 @@ def sign_file(
 
 def read_config(path: Path) -> RunConfig:
     """Return the config in a run file, signed or not, without checking a signature. Raises ConfigError."""
-    return _config_of(parse_toml(_read(path), path))
+    return _config_of(_mapping_in(path))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +224,7 @@ class InspectedRun:
 
 def inspect_run(path: Path) -> InspectedRun:
     """Read a run file, signed or not. Raises ConfigError if it is not a possible run."""
-    mapping = parse_toml(_read(path), path)
+    mapping = _mapping_in(path)
     if "signature" not in mapping:
         return InspectedRun(config=_config_of(mapping), run=None, problem="it is not signed")
     try:
@@ -237,7 +237,7 @@ def inspect_run(path: Path) -> InspectedRun:
 def load_checked_run(path: Path) -> SignedRun:
     """Read and check a signed run file. Raises ConfigError for an impossible run, IntegrityError for an invalid
     signature."""
-    return _checked(parse_toml(_read(path), path), path)
+    return _checked(_mapping_in(path), path)
 
 
 def signed_run_id(path: Path) -> str:
@@ -250,7 +250,7 @@ def signed_run_id(path: Path) -> str:
 
 def load_signed_run(path: Path) -> SignedRun:
     """Read a signed run file without torch. Raises as `load_checked_run`, except for a model that cannot be built."""
-    return verify_mapping(parse_toml(_read(path), path), path)
+    return verify_mapping(_mapping_in(path), path)
 
 
 def _checked(mapping: dict[str, Any], path: Path) -> SignedRun:
@@ -295,6 +295,16 @@ def _write(path: Path, text: str) -> None:
     except OSError as error:
         remedy = "free space there" if error.errno in {errno.ENOSPC, errno.EDQUOT} else "choose another place"
         raise ConfigError(f"{path} cannot be written: {reason_of(error)}", remedy=remedy) from error
+
+
+def _mapping_in(path: Path) -> dict[str, Any]:
+    mapping = parse_toml(_read(path), path)
+    if mapping.keys().isdisjoint(each.name for each in fields(RunConfig)):
+        raise ConfigError(
+            f"{path} is not a run file: it has none of a run's settings",
+            remedy="name a run file, such as run.toml, which swarm-node run init writes",
+        )
+    return mapping
 
 
 def _read(path: Path) -> str:

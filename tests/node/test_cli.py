@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -283,6 +284,23 @@ def test_run_reports_a_full_disk_anywhere_in_one_line(
     assert capsys.readouterr().err.startswith(
         "error: cannot use /data/x: no space left on device\n  → the disk is full"
     )
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], ["join", "--help"], ["identity", "--new"], ["identity", "--new", "--json"], ["doctor"]],
+    ids=" ".join,
+)
+def test_command_whose_output_cannot_be_written_fails(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
+    with suppress(OSError), Path("/dev/full").open("w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        assert cli.run(arguments) == 1
+    error, remedy = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"error: cannot (write the output|go on): no space left on device", error)
+    assert remedy.startswith("  → the disk is full")
 
 
 def test_run_interrupted_exits_130(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,7 +42,7 @@ def seed(flags: Flags) -> int:
 
 
 def join(flags: Flags) -> int:
-    config, emitter = flags.member(), Emitter(json=flags.json)
+    config, emitter = flags.member(), Emitter(json=flags.json, goes_on=True)
     _check_work(config)
     config = _within_rights(config)
     run, run_id = None, config.run.run_id if isinstance(config.run, RunId) else ""
@@ -215,7 +215,7 @@ def live(
     settings. A role that `is_slow` loads torch or measures the machine.
     """
     ignore_hangup()
-    emitter = Emitter(json=flags.json)
+    emitter = Emitter(json=flags.json, goes_on=True)
     home = Home(config.home)
     home.create()
     with home.locked():

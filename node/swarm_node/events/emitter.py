@@ -19,15 +19,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TextIO
 
-from swarm_protocol.errors import SwarmError
+from swarm_protocol.errors import ConfigError, SwarmError
 
 from swarm_node.events.command_events import COMMAND_EVENTS
 from swarm_node.events.daemon_events import DAEMON_EVENTS
 from swarm_node.events.event_spec import TYPES, EventSpec
 from swarm_node.formatting import clean, plural, progress
+from swarm_node.storage.home import explained
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +51,16 @@ EVENTS: Mapping[str, EventSpec] = {**DAEMON_EVENTS, **COMMAND_EVENTS}
 
 class Emitter:
     """Prints events. With `json`, events go to stdout and lines for people to stderr; without it, stdout gets results
-    only."""
+    only.
 
-    def __init__(self, *, json: bool, out: TextIO | None = None, err: TextIO | None = None) -> None:
+    If stdout cannot be written, methods raise OSError or ConfigError, unless the program `goes_on`, as daemons do.
+    """
+
+    def __init__(
+        self, *, json: bool, goes_on: bool = False, out: TextIO | None = None, err: TextIO | None = None
+    ) -> None:
         self.json = json
+        self._goes_on = goes_on
         self._out = out or sys.stdout
         self._err = err or sys.stderr
         self._line = LiveLine(self._err)
@@ -98,7 +105,8 @@ class Emitter:
         """Print an `error: …` line and, below it, the remedy."""
         text = f"error: {error.message}"
         self._print(f"{text}\n  → {error.remedy}" if error.remedy else text, self._err)
-        self.emit("error", message=error.message, remedy=error.remedy)
+        with suppress(OSError, ConfigError):  # stdout may be what cannot be written
+            self.emit("error", message=error.message, remedy=error.remedy)
 
     def warning(self, message: str, remedy: str = "") -> None:
         self.emit("warning", message=message, remedy=remedy)
@@ -127,14 +135,23 @@ class Emitter:
         return f"{text} ({number} times so far)" if number in _REPEATED_AT else ""
 
     def _print(self, text: str, stream: TextIO) -> None:
-        self._guarded(lambda: self._line.above(text) if stream is self._err else _write(stream, text))
+        if stream is self._err:
+            self._guarded(lambda: self._line.above(text))
+            return
+        try:
+            with explained("write the output", option=""), self._lock:
+                _write(stream, text)
+        except (OSError, ConfigError) as error:
+            if not self._goes_on:
+                raise
+            logger.warning("output is lost: %s", error)
 
     def _guarded(self, write: Callable[[], None]) -> None:
         try:
             with self._lock:
                 write()
         except OSError as error:
-            # the output cannot be written (a closed pipe, a full disk); a daemon continues without it
+            # stderr cannot be written (a closed pipe, a full disk), so nobody can be told
             logger.warning("output is lost: %s", error)
 
 

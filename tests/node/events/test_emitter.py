@@ -99,12 +99,12 @@ def test_error_prints_one_line_and_its_remedy() -> None:
     }
 
 
-def test_emit_continues_when_its_reader_is_gone() -> None:
+def test_emit_of_a_daemon_continues_when_its_reader_is_gone() -> None:
     class Gone(io.StringIO):
         def write(self, _text: str) -> int:
             raise BrokenPipeError
 
-    Emitter(json=True, out=Gone(), err=io.StringIO()).emit("left", pid=1)
+    Emitter(json=True, goes_on=True, out=Gone(), err=io.StringIO()).emit("left", pid=1)
 
 
 class Terminal(io.StringIO):

@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
-from swarm_protocol.errors import SwarmError
+from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.records import ServeRecord
 
 from swarm_node.diagnostics import as_swarm_error
 from swarm_node.formatting import plural
+from swarm_node.machine.hardware import PROCESS_BYTES, share_of_limit
 from swarm_node.machine.lean_imports import lean_imports
 from swarm_node.network_snapshot import NetworkPoller, NetworkSnapshot
 from swarm_node.node import Node, NodeRole, RelayUse
@@ -154,6 +155,7 @@ class HelperRole(IdleRole):
         self._reported: dict[str, str] | None = None
 
     async def run(self, node: Node) -> None:
+        self._check_memory(node)
         poller = NetworkPoller(node.network, node.membership)
         while not node.work_end.leaving.is_set():
             for need in await self._find_needs(node, poller):
@@ -162,6 +164,16 @@ class HelperRole(IdleRole):
             else:
                 self._report_waiting(node)
                 await node.work_end.wait(POLL_S)
+
+    def _check_memory(self, node: Node) -> None:
+        """Warn if the owner's limit leaves no memory for any block, since the node would wait for models in vain."""
+        config, held = node.config, PROCESS_BYTES if node.hardware.device == "cpu" else 0
+        if not config.max_memory or config.take == "runs":
+            return
+        try:
+            share_of_limit(config.max_memory, held)
+        except ConfigError as error:
+            node.emitter.warning(f"this node can serve no model: {error.message}", remedy=error.remedy)
 
     async def _find_needs(self, node: Node, poller: NetworkPoller) -> list[Need]:
         try:

@@ -98,7 +98,7 @@ def in_a_network(test: Scene, tmp_path: Path, config: Config) -> None:
                 identity=Identity.generate(),
                 emitter=emitter,
                 shutdown=Shutdown(),
-                hardware=MagicMock(free_memory_bytes=1 << 40, read_memory=lambda: (1 << 32, 1 << 40)),
+                hardware=MagicMock(device="cpu", free_memory_bytes=1 << 40, read_memory=lambda: (1 << 32, 1 << 40)),
                 network=mine,
                 membership=membership,
                 steps=StartupSteps(emitter, 9),
@@ -225,6 +225,28 @@ def test_node_without_work_waits_takes_new_work_and_avoids_work_that_failed(
         assert events[4]["reason"] == f"bad: {told_as}; good: it is finished here"
 
     in_a_network(scene, tmp_path, told)
+
+
+@pytest.mark.parametrize(
+    ("limit", "take", "is_told"), [("600MiB", "any", True), ("600MiB", "runs", False), ("1GiB", "any", False)]
+)
+def test_node_whose_limit_leaves_no_memory_for_a_model_says_what_would_do(
+    tmp_path: Path, limit: str, take: str, is_told: bool
+) -> None:
+    async def scene(node: Node, _other: Network, _others: Membership) -> None:
+        node.shutdown.request("Ctrl-C")
+        await HelperRole(node.config).run(node)
+        events = [json.loads(line) for line in node.emitter._out.getvalue().splitlines()]  # type: ignore[attr-defined]
+        told = [(event["message"], event["remedy"]) for event in events if event["event"] == "warning"]
+        assert told == is_told * [
+            (
+                "this node can serve no model: of 600 MiB of memory the node itself takes 560 MiB and needs 107 MiB "
+                "to work: none is left for a model",
+                "allow 667 MiB with --max-memory, and what the model takes",
+            )
+        ]
+
+    in_a_network(scene, tmp_path, resolve({"home": str(tmp_path), "max_memory": limit, "take": take}, env={}))
 
 
 def _named_node() -> NodeRecord:

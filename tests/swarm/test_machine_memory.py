@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from pathlib import Path
 
@@ -58,3 +59,17 @@ def test_memory_of_a_container_or_service_is_its_limit_and_bounds_the_libp2p_dae
     assert machine_memory() == free_and_total
     monkeypatch.setitem(sys.modules, "psutil", None)  # the daemon starts without loading it
     assert max_memory_bytes() == daemon
+
+
+def test_memory_of_a_process_ends_where_its_address_space_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "statm").write_text(f"{GIB // resource.getpagesize()} 1 1 1 0 1 0\n")
+    monkeypatch.setattr(module, "OWN", tmp_path / "statm")
+    monkeypatch.setattr(module, "GROUPS", tmp_path / "none")
+    whole = psutil.virtual_memory()._replace(available=32 * GIB, total=64 * GIB)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: whole)
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (4 * GIB, 8 * GIB))
+    assert machine_memory() == (3 * GIB, 4 * GIB)
+    monkeypatch.setattr(resource, "getrlimit", lambda _what: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert machine_memory() == (32 * GIB, 64 * GIB)

@@ -147,9 +147,10 @@ def as_swarm_error(error: Exception) -> SwarmError:
     names."""
     if isinstance(error, SwarmError):
         return error
-    if isinstance(error, MemoryError):
+    if _lacks_memory(error):
         return SwarmError(
-            "this process gets no more memory", remedy="end other programs, or raise the limit, such as `ulimit -v`"
+            "this process gets no more memory",
+            remedy="end other programs, raise a limit such as `ulimit -v`, or lend less with --max-memory",
         )
     if isinstance(error, FileNotFoundError) and error.filename is None:  # only `tempfile` names no file
         return SwarmError(
@@ -165,5 +166,13 @@ def as_swarm_error(error: Exception) -> SwarmError:
     )
 
 
+def _lacks_memory(error: Exception) -> bool:
+    """Return whether the system gave no memory, or no addresses, to Python, the loader of libraries, or torch."""
+    signs = ("failed to map segment", "annot allocate memory")
+    kinds = ImportError, OSError, RuntimeError
+    return isinstance(error, MemoryError) or (isinstance(error, kinds) and any(sign in str(error) for sign in signs))
+
+
 def exit_code(error: Exception) -> int:
-    return EXIT_FAILURE if isinstance(error, SwarmError | OSError | MemoryError) else EXIT_BUG
+    is_known = isinstance(error, SwarmError | OSError) or _lacks_memory(error)
+    return EXIT_FAILURE if is_known else EXIT_BUG

@@ -105,10 +105,20 @@ def test_keep_traceback_before_and_after_set_up(tmp_path: Path, monkeypatch: pyt
     assert "the cause" in json.loads(path.read_text())["traceback"]
 
 
-def test_lack_of_memory_is_no_bug() -> None:
-    told = diagnostics.as_swarm_error(MemoryError())
-    assert (told.message, diagnostics.exit_code(MemoryError())) == ("this process gets no more memory", 1)
-    assert "raise the limit" in told.remedy
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        ImportError("libtorch_cpu.so: failed to map segment from shared object"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: error code 12 (Cannot allocate memory)"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_lack_of_memory_is_no_bug(error: Exception) -> None:
+    told = diagnostics.as_swarm_error(error)
+    assert (told.message, diagnostics.exit_code(error)) == ("this process gets no more memory", 1)
+    assert "`ulimit -v`, or lend less with --max-memory" in told.remedy
 
 
 def test_lack_of_a_place_for_temporary_files_and_a_full_disk_without_a_name_are_told(

@@ -19,16 +19,13 @@ from swarm_protocol.version import PROTOCOL_VERSION, Hello
 
 from swarm.network.libp2p.greeting import Greeting
 from swarm.network.libp2p.host import Host
-from swarm.network.network_entry import SEED_TIMEOUT_S, greet
+from swarm.network.network_entry import MIN_CLOCKS, SEED_TIMEOUT_S, greet
 
 CLOCK_S = 120.0
 """Pause between two looks."""
 
 NUM_ASKED = 7
 """Peers that are asked at each look."""
-
-MIN_ANSWERS = 3
-"""With fewer answers nothing is said, since one peer could decide."""
 
 
 class ClockWatch:
@@ -42,7 +39,7 @@ class ClockWatch:
 
         A wrong clock has to come well within the limit to be right again, so that one at the limit is told of once.
         """
-        if len(skews_s) < MIN_ANSWERS:
+        if len(skews_s) < MIN_CLOCKS:
             return None
         skew_s = statistics.median(skews_s)
         was_wrong = self.is_wrong

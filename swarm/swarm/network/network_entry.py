@@ -69,11 +69,14 @@ HEAD_START_S = 1.0
 IP4_HEAD_START_S = 0.5
 """Time for a given peer's IPv4 address before its IPv6 address is tried, too (see `dialler.ip4_first`)."""
 
+MIN_CLOCKS = 3
+"""Peers whose clocks together show that this machine's is wrong. With fewer one peer could decide."""
+
 logger = logging.getLogger(__name__)
 
 
 class NobodyReached(StartError):
-    """No peer answered. Some may answer later."""
+    """No peer was joined. Some may answer later."""
 
 
 class ClockError(StartError):
@@ -203,7 +206,7 @@ async def join(
 
     Without given and remembered peers and without `find_nearby`, this node starts alone. With `may_be_first` it also
     starts alone if nobody answers, and does not search for local peers. Raises ConfigError if a given peer refuses and
-    no other given peer accepts, StartError if only other peers refuse, NobodyReached, and ClockError.
+    no other given peer accepts, NobodyReached, and ClockError.
 
     Before it dials, it waits for up to `patience_s` until a given peer has connected to it, or the machine of one
     accepts connections.
@@ -227,7 +230,7 @@ async def join(
     error = _unreachable_error(
         failures, outcomes, num_remembered=len(remembered), was_sought_nearby=find_nearby is not None
     )
-    if may_be_first and isinstance(error, NobodyReached):
+    if may_be_first:
         return NetworkEntry(unreached=error)
     raise error
 
@@ -348,7 +351,7 @@ def _refusal_error(failures: Failures, refusals: Sequence[PeerRefused]) -> Confi
 
 def _unreachable_error(
     failures: Failures, outcomes: Outcomes, *, num_remembered: int, was_sought_nearby: bool
-) -> StartError:
+) -> NobodyReached:
     reasons = []
     if failures:
         reasons.append(f"none of the given peers could be reached: {_reasons(failures)}")
@@ -359,19 +362,22 @@ def _unreachable_error(
         reasons.append(f"nor any of the {num_remembered} peers that this node remembers")
     elif num_remembered:
         reasons.append(f"none of the peers that this node remembers ({num_remembered}) could be reached")
-    # a remembered or local peer may have refused this node: after an update all of them may
+    # a remembered or local peer may have refused this node: after an update all of them may, and one of them may lie
     if refusal := next((each for each in outcomes.values() if isinstance(each, PeerRefused)), None):
         reasons.append(f"one that answered cannot be joined: {refusal.message}")
-        return StartError("; ".join(reasons), remedy=refusal.remedy)
-    if was_sought_nearby:
+        remedy = refusal.remedy
+    elif was_sought_nearby:
         reasons.append("no node of this network answered in the local network")
     return NobodyReached("; ".join(reasons), remedy=remedy)
 
 
 def _check_clock(outcomes: Outcomes) -> None:
-    skews_s = [each.skew_s for each in outcomes.values() if isinstance(each, Greeting)]
+    """Raises ClockError if this machine's clock is wrong by those of the given peers, or of enough others."""
+    skew_of = {target: each.skew_s for target, each in outcomes.items() if isinstance(each, Greeting)}
+    given_s = [skew_s for target, skew_s in skew_of.items() if isinstance(target, PeerAddr)]
+    skews_s = given_s or list(skew_of.values())
     skew_s = statistics.median(skews_s)
-    if abs(skew_s) <= limits.MAX_CLOCK_SKEW_S:
+    if abs(skew_s) <= limits.MAX_CLOCK_SKEW_S or not (given_s or len(skews_s) >= MIN_CLOCKS):
         return
     peers = "peer that" if len(skews_s) == 1 else f"{len(skews_s)} peers that"
     raise ClockError(

@@ -25,7 +25,7 @@ from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.multiaddr import parse_peer_addr
-from swarm.network.network_entry import ClockError, NetworkEntry
+from swarm.network.network_entry import ClockError, NetworkEntry, NobodyReached
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import ConfigError, PeerRefused, StartError, SwarmError
@@ -425,8 +425,20 @@ def test_start_fails_with_the_remembered_peers_version_when_they_were_all_update
             seed = parse_peer_addr(addr)
             remembered = (Contact(peer_id=seed.peer_id, addrs=(addr.partition("/p2p/")[0],)),)
             error = await failure(tmp_path / "a", peers=peers, remembered=remembered)
+        assert isinstance(error, NobodyReached), "it is one of those that are asked again, since it may lie"
         assert f"one that answered cannot be joined: peer speaks protocol {PROTOCOL_VERSION + 1}" in error.message
         assert error.remedy == "update this node"
+
+    asyncio.run(main())
+
+
+def test_clock_of_one_remembered_peer_ends_no_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bare_host(Hello(network_id="test", software_version="9"), skew_s=3600) as addr:
+            liar = parse_peer_addr(addr)
+            remembered = (Contact(peer_id=liar.peer_id, addrs=(liar.addr,)),)
+            async with await libp2p_node(tmp_path / "a", remembered=remembered) as node:
+                assert node.entry.remembered == (liar.peer_id,)
 
     asyncio.run(main())
 

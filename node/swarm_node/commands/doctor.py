@@ -26,7 +26,8 @@ from swarm.ended_tasks import end_tasks
 from swarm.network.discovery.dns_lookup import DnsLookup
 from swarm.network.discovery.own_networks import kinds_to_dial, own_subnets
 from swarm.network.discovery.peer_names import TIMEOUT_S, is_named, resolve
-from swarm.network.libp2p.p2pd_process import listen_failure, p2pd_path
+from swarm.network.libp2p.listening import listen_failure
+from swarm.network.libp2p.p2pd_process import p2pd_path
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback

@@ -9,14 +9,12 @@ remedy.
 from __future__ import annotations
 
 import asyncio
-import errno
 import importlib.util
 import logging
 import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sysconfig
 from collections import deque
@@ -29,6 +27,7 @@ from pathlib import Path
 from swarm_protocol.errors import StartError
 
 from swarm.machine_memory import total_memory
+from swarm.network.libp2p.listening import refuse_taken_ports, start_error
 from swarm.network.libp2p.no_quic import without_quic
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.temporary_folder import make_folder
@@ -142,7 +141,7 @@ class Daemon:
     @classmethod
     async def start(cls, options: DaemonOptions) -> Daemon:
         """Start a daemon, and wait until it is ready. Raises StartError with the cause; then nothing is left behind."""
-        _refuse_taken_ports(options.listen)
+        refuse_taken_ports(options.listen)
         folder = make_folder("p2pd")
         try:
             configuration = folder / "p2pd.json"
@@ -262,7 +261,7 @@ class Daemon:
         transport.close()
         await self._reap()
         if not self._ready.done():
-            self._ready.set_exception(_start_error(" ".join(self._last_lines), self.failure()))
+            self._ready.set_exception(start_error(" ".join(self._last_lines), self.failure()))
 
     async def _reap(self) -> None:
         while self._process.poll() is None:  # noqa: ASYNC110 - the process is about to end
@@ -288,34 +287,6 @@ class Daemon:
             self._crash = self._crash or line
         elif line and not line.startswith(_STATUS_SIGNS):
             self._last_lines.append(line)
-
-
-def _refuse_taken_ports(listen: Sequence[str]) -> None:
-    """Raises StartError if a TCP port is taken. libp2p shares TCP ports (SO_REUSEPORT), so the daemon would start
-    beside another host and get only half of the connections.
-
-    The daemon itself reports any other problem with an address.
-    """
-    for addr in listen:
-        _, _, host, transport, port, *_ = addr.split("/")
-        error = listen_failure(addr) if transport == "tcp" else None
-        if error is not None and error.errno == errno.EADDRINUSE:
-            raise _occupied(f"{host}:{port}")
-
-
-def listen_failure(addr: str) -> OSError | None:
-    """Return the error of listening at /ip4|ip6/<host>/tcp|udp/<port>… on this machine now, or None."""
-    _, version, host, transport, port, *_ = addr.split("/")
-    family = socket.AF_INET if version == "ip4" else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(transport == "tcp"))
-            if version == "ip6":  # as libp2p does, since another program may have this port of IPv4
-                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            probe.bind((host, int(port)))
-    except OSError as error:
-        return error
-    return None
 
 
 @contextmanager
@@ -366,34 +337,3 @@ def _spawn(args: Sequence[str]) -> subprocess.Popen[bytes]:
             f"the libp2p daemon does not run on {platform.system()} {platform.machine()}: {error.strerror}",
             remedy="reinstall hivemind from the wheel for this machine, or build it with HIVEMIND_BUILDGO=1",
         ) from None
-
-
-def _start_error(output: str, failure: StartError) -> StartError:
-    """Return the error for a daemon that ended before it was ready: a known cause in its output, or `failure`."""
-    lowered = output.lower()
-    if "address already in use" in lowered:
-        return _occupied(_inside_brackets(output))
-    if "cannot assign requested address" in lowered:
-        return StartError(
-            f"this machine does not have a listen address: {_inside_brackets(output)}",
-            remedy="listen on /ip4/0.0.0.0 or /ip6/::",
-        )
-    if "bind: invalid argument" in lowered:  # a link-local IPv6 address needs a zone, which a multiaddr lacks
-        return StartError(
-            f"the system refuses a listen address: {_inside_brackets(output)}",
-            remedy="listen on /ip4/0.0.0.0 or /ip6/::, which include link-local addresses",
-        )
-    if "permission denied" in lowered:
-        return StartError(
-            f"no permission to listen at the address or to read the identity: {output}",
-            remedy="choose a port above 1023",
-        )
-    return failure
-
-
-def _occupied(what: str) -> StartError:
-    return StartError(f"a listen port is occupied: {what}", remedy="choose another port, or 0 for any free one")
-
-
-def _inside_brackets(text: str) -> str:
-    return text[text.find("[") + 1 : text.rfind("]")] or text

@@ -19,7 +19,7 @@ from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
 from swarm.network import network_entry
 from swarm.network.identity_check import check_identity_is_free
-from swarm.network.libp2p import p2pd_process
+from swarm.network.libp2p import listening, p2pd_process
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
@@ -249,7 +249,7 @@ def test_start_on_an_address_of_another_machine_says_so(tmp_path: Path) -> None:
 
 def test_start_error_for_an_address_that_the_system_refuses_says_what_to_listen_on() -> None:
     output = "failed to listen on any addresses: [listen tcp6 [fe80::1]:0: bind: invalid argument]"
-    error = p2pd_process._start_error(output, StartError("the libp2p daemon ended"))
+    error = listening.start_error(output, StartError("the libp2p daemon ended"))
     assert error.message == "the system refuses a listen address: listen tcp6 [fe80::1]:0: bind: invalid argument"
     assert "/ip6/::" in error.remedy
 

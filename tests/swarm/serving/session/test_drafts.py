@@ -84,15 +84,35 @@ async def drawn(box: Any, num_tokens: int = NUM_TOKENS, **options: Any) -> list[
     return [(token.token_id, token.logprob, token.finish_reason) for token in found]
 
 
+Undrafted = Callable[..., list[tuple[int, float | None, str | None]]]
+
+
+@pytest.fixture(scope="module")
+def undrafted(boxes: Any, model_dirs: Any) -> Undrafted:
+    """`undrafted("llama", 40, seed=1)` returns the answer of one server without drafts, which is drawn once for all."""
+    known: dict[str, list[tuple[int, float | None, str | None]]] = {}
+
+    def get(family: str, num_tokens: int = NUM_TOKENS, **options: Any) -> list[tuple[int, float | None, str | None]]:
+        async def scenario() -> None:
+            async with boxes(model_dirs(family), [(0, 6)], session=OFF) as box:
+                known[key] = await drawn(box, num_tokens, **options)
+
+        if (key := repr((family, num_tokens, options))) not in known:
+            virtual_time.run(scenario())
+        return known[key]
+
+    return get
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3", "bloom"])
 @pytest.mark.parametrize("spans", [[(0, 6)], [(0, 2), (2, 4), (4, 6)]])
 @pytest.mark.parametrize("options", [PLAIN, SAMPLED], ids=["greedy", "sampled"])
 def test_drafts_change_neither_tokens_nor_probabilities(
-    boxes: Any, model_dirs: Any, tokenize: Any, family: str, spans: Any, options: dict[str, Any]
+    boxes: Any, model_dirs: Any, tokenize: Any, undrafted: Undrafted, family: str, spans: Any, options: dict[str, Any]
 ) -> None:
+    expected = undrafted(family, **options)
+
     async def scenario() -> None:
-        async with boxes(model_dirs(family), spans, session=OFF) as box:
-            expected = await drawn(box, **options)
         async with boxes(model_dirs(family), spans) as box:
             num_prompt = len(tokenize("def add(a, b):\n    return"))
             with guesses([token_id for token_id, _, _ in expected], num_prompt) as yielded:
@@ -163,18 +183,32 @@ def passes() -> Iterator[list[int]]:
         yield found
 
 
-@pytest.mark.parametrize("spans", [[(0, 6)], [(0, 2), (2, 4), (4, 6)]])
-@pytest.mark.parametrize("options", [PLAIN, GUIDED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("wrong_every", [0, 1, 3, 7], ids="wrong every {}".format)
+@pytest.mark.parametrize(
+    ("spans", "options", "wrong_every"),
+    [
+        # one server alone sends its drafts to itself
+        pytest.param([(0, 6)], GUIDED, 3, id="alone"),
+        *(
+            pytest.param(THIRDS[::2], options, wrong_every, id=f"{name}, wrong every {wrong_every}")
+            for name, options in (("greedy", PLAIN), ("sampled", GUIDED))
+            for wrong_every in (0, 1, 3, 7)
+        ),
+    ],
+)
 def test_drafts_change_no_token_of_an_answer_with_a_grammar(
-    boxes: Any, llama_dir: Path, tokenize: Any, spans: Any, options: dict[str, Any], wrong_every: int
+    boxes: Any,
+    llama_dir: Path,
+    tokenize: Any,
+    undrafted: Undrafted,
+    spans: Any,
+    options: dict[str, Any],
+    wrong_every: int,
 ) -> None:
     """Those that the grammar forces, beside guesses that are right, wrong, or that it forbids."""
+    expected = undrafted("llama", 2 * FORCED, grammar=RECORDS, **options)
+    assert expected[-1][2] == "stop"
 
     async def scenario() -> None:
-        async with boxes(llama_dir, spans, session=OFF) as box:
-            expected = await drawn(box, 2 * FORCED, grammar=RECORDS, **options)
-        assert expected[-1][2] == "stop"
         async with boxes(llama_dir, spans) as box:
             num_prompt = len(tokenize("def add(a, b):\n    return"))
             right = guesses([token_id for token_id, _, _ in expected], num_prompt, wrong_every)
@@ -211,11 +245,11 @@ def test_answer_with_a_grammar_that_stops_in_the_middle_of_a_pass_ends_as_withou
 @pytest.mark.parametrize("options", [PLAIN, GUIDED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize(("phase", "nth"), [("serve/decode", nth) for nth in (5, 6, 9, 12, 15)] + [("serve/reply", 9)])
 def test_server_lost_with_forced_drafts_under_way_costs_no_token(
-    boxes: Any, llama_dir: Path, phase: str, nth: int, options: dict[str, Any]
+    boxes: Any, llama_dir: Path, undrafted: Undrafted, phase: str, nth: int, options: dict[str, Any]
 ) -> None:
+    expected = [token_id for token_id, _, _ in undrafted("llama", 2 * FORCED, grammar=RECORDS, **options)]
+
     async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 6)], session=OFF) as box:
-            expected = await box.tokens(2 * FORCED, grammar=RECORDS, **options)
         async with boxes(llama_dir, THIRDS, faults=[Fault(who="*", phase=phase, what="kill", nth=nth)]) as box:
             with passes() as yielded:
                 assert await box.tokens(2 * FORCED, grammar=RECORDS, **options) == expected
@@ -226,10 +260,12 @@ def test_server_lost_with_forced_drafts_under_way_costs_no_token(
     virtual_time.run(scenario())
 
 
-def test_server_that_draws_with_a_grammar_leaves_with_drafts_under_way(boxes: Any, llama_dir: Path) -> None:
+def test_server_that_draws_with_a_grammar_leaves_with_drafts_under_way(
+    boxes: Any, llama_dir: Path, undrafted: Undrafted
+) -> None:
+    expected = [token_id for token_id, _, _ in undrafted("llama", 2 * FORCED, grammar=RECORDS, **GUIDED)]
+
     async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 6)], session=OFF) as box:
-            expected = await box.tokens(2 * FORCED, grammar=RECORDS, **GUIDED)
         async with boxes(llama_dir, THIRDS) as box, asyncio.TaskGroup() as tasks:
             with passes() as yielded:
                 generation, tokens = box.generate(2 * FORCED, grammar=RECORDS, **GUIDED), []
@@ -351,6 +387,8 @@ def test_server_that_leaves_with_drafts_under_way_hands_over_no_drafts(
 def test_drafts_that_overflow_cost_no_token_and_no_server(boxes: Any, llama_dir: Path, tokenize: Any) -> None:
     """A server finds at every fifth position that a draft gives numbers that are not finite."""
     run, num_bad = Span.run, 0
+    num_prompt = len(prompt := tokenize("def add(a, b):\n    return"))
+    expected = local_tokens(llama_dir, prompt, NUM_TOKENS)
 
     def overflow(span: Span, batch: Batch, pool: KVPool) -> list[Tensor | None]:
         nonlocal num_bad
@@ -365,10 +403,7 @@ def test_drafts_that_overflow_cost_no_token_and_no_server(boxes: Any, llama_dir:
         return outputs
 
     async def scenario() -> None:
-        async with boxes(llama_dir, [(0, 3), (3, 6)], session=OFF) as box:
-            expected = await box.tokens(NUM_TOKENS)
         async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
-            num_prompt = len(tokenize("def add(a, b):\n    return"))
             with guesses(expected, num_prompt) as yielded, patch.object(Span, "run", overflow):
                 assert await box.tokens(NUM_TOKENS) == expected
             assert not box.client.trace()["replays"]

@@ -20,7 +20,8 @@ from swarm.serving.tokenizer.model_assets import (
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
 
-LIMITS = TokenizerLimits(memory_bytes=2**29, load_s=5.0, call_s=2.0)
+LIMITS = TokenizerLimits(memory_bytes=2**29)
+"""With all the time of a node: a process that is late is ended, and the next one imports for a second."""
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.1, "repetition_penalty": 1.1}
 FILES: dict[str, Any] = {

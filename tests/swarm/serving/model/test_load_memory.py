@@ -96,7 +96,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Lo
     command = [sys.executable, "-c", LOAD, models, json.dumps(CASES)]
     # with one thread: beside other tests, a team of threads takes several times as long, most of it to wait for cores
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=110, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280, env=environment)
     figures = [Loaded(**json.loads(line)) for line in done.stdout.splitlines()]
     assert len(figures) == len(CASES), done.stderr
     return {(dtype, name): one for (dtype, name), one in zip(CASES, figures, strict=True)}

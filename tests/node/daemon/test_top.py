@@ -7,7 +7,9 @@ import pty
 import subprocess
 import time
 
+import pytest
 from support.node_process import COMMAND, START_S, Node, environment
+from swarm_node import cli
 from swarm_node.dashboard.views import Overview
 
 from .conftest import RunHere, Seed
@@ -23,18 +25,13 @@ def test_top_through_a_seed_prints_a_dashboard_s_views_for_programs(
     assert view.num_nodes >= 2, "the seed and the member, and perhaps some that were killed a moment ago"
 
 
-def test_top_in_a_pipe_prints_its_picture_once(seed: Seed) -> None:
-    done = subprocess.run(
-        [*COMMAND, "top", "--network-id", "tests", "--peers", seed.addr],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=START_S,
-        check=True,
-    )
-    assert done.stdout.startswith("network tests · version ")
-    assert "\x1b" not in done.stdout
-    assert done.stderr == "joining the network tests\n"
+@pytest.mark.usefixtures("run_here")  # which undoes what a command changes
+def test_top_in_a_pipe_prints_its_picture_once(seed: Seed, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["top", "--network-id", "tests", "--peers", seed.addr]) == 0
+    told = capfd.readouterr()
+    assert told.out.startswith("network tests · version ")
+    assert "\x1b" not in told.out
+    assert told.err == "joining the network tests\n"
 
 
 def test_top_on_a_terminal_is_live_until_q(seed: Seed) -> None:

@@ -103,7 +103,7 @@ def test_resume_unites_a_run_that_was_begun_on_both_sides_of_a_partition(num_nam
     """Both sides go on equally fast. No vote unites them, since each side is enough for its own history."""
 
     async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=20)) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=13)) as swarm:
             members = [await swarm.join(f"m{index}") for index in range(5)]
             few, most = members[:2], members[2:]
             swarm.internet.partition([[member.peer_id for member in few]])

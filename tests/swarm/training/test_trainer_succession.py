@@ -7,7 +7,15 @@ import asyncio
 from functools import partial
 
 import pytest
-from support.training_swarm import Member, Swarm, assert_equal_steps, config, interval_cost
+from support.training_swarm import (
+    Member,
+    Swarm,
+    SyntheticInner,
+    assert_equal_steps,
+    config,
+    identity_of,
+    interval_cost,
+)
 from swarm.testing import virtual_time
 from swarm.training.state.state_transfer import Donor
 from swarm.training.trainer_events import Admitted, OtherHistory, OuterStep, RoundAborted
@@ -35,6 +43,10 @@ def assert_one_history(members: list[Member]) -> None:
     assert not any(member.of(OtherHistory) for member in members)
     for step in range(1, 100):
         assert len({event.digest for member in members for event in member.of(OuterStep) if event.step == step}) <= 1
+
+
+def every(interval_s: float) -> SyntheticInner:
+    return SyntheticInner(virtual_step_s=interval_s / 5)
 
 
 async def until_step_after(members: list[Member], num_steps: int, within_s: float) -> None:
@@ -124,6 +136,29 @@ def test_members_report_another_history_when_the_run_was_begun_on_both_sides_of_
             assert all(peers <= other_side[me] for me, peers in told.items())
 
     virtual_time.run(main(), compute_s=interval_cost)
+
+
+@pytest.mark.parametrize(("num_ahead", "num_behind"), [(4, 2), (3, 3), (2, 4)])
+def test_first_group_without_an_outer_step_follows_one_that_has_made_some_unless_it_is_larger(
+    num_ahead: int, num_behind: int
+) -> None:
+    """A few fresh keys could otherwise take over a run that begins, with steps that they made up."""
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=6)) as swarm:
+            swarm.internet.partition([[identity_of(f"ahead{index}").peer_id for index in range(num_ahead)]])
+            ahead = [await swarm.join(f"ahead{index}", inner=every(20.0)) for index in range(num_ahead)]
+            behind = [await swarm.join(f"behind{index}", inner=every(100.0)) for index in range(num_behind)]
+            while not all(member.of(OuterStep) for member in ahead):
+                await asyncio.sleep(0.5)
+            assert all(member.of(Admitted) and not member.of(OuterStep) for member in behind)
+            swarm.internet.heal()
+            await swarm.finish(timeout_s=2000.0)
+            are_one = len({member.digest for member in swarm.members.values()}) == 1
+            assert are_one == (num_ahead >= num_behind)
+            assert all(bool(member.of(OtherHistory)) != are_one for member in behind)
+
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])

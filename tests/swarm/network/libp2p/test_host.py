@@ -11,7 +11,6 @@ from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from swarm.network.dht.known_peers import KnownPeers
-from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.daemon_errors import WITHHELD
 from swarm.network.libp2p.host import Host
@@ -21,7 +20,6 @@ from swarm_protocol.identity import Identity
 
 PEER = Identity(bytes(32)).peer_id
 FAR = "/ip4/192.0.2.7/tcp/4001"
-RSA_PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 
 
 class Dying:
@@ -99,22 +97,6 @@ def test_two_calls_can_find_at_once_that_an_introduced_peer_is_lost() -> None:
         answers = await asyncio.gather(*(host.call("far", "method", b"", addrs=()) for _ in range(2)))
         assert answers == [b"answer", b"answer"]
         assert host.introduced == {}
-
-    asyncio.run(main())
-
-
-def test_peer_with_a_key_type_that_no_node_has_gets_no_answer() -> None:
-    async def answer(peer_id: str, _request: bytes) -> bytes:
-        return peer_id.encode()
-
-    async def main() -> None:
-        unary = MagicMock(serve=AsyncMock())
-        host = Host(MagicMock(), MagicMock(), unary, "me")
-        await host.serve("method", answer)
-        _, serving = unary.serve.await_args.args
-        assert await serving(PEER, b"") == PEER.encode()
-        with pytest.raises(NotServed):
-            await serving(RSA_PEER, b"")
 
     asyncio.run(main())
 

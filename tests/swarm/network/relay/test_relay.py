@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from typing import Any
 import pytest
 import uvloop
 from support.network_worlds import RelayedWorld, eventually, libp2p_node
-from swarm.network import libp2p_network
 from swarm.network.dht import own_records
 from swarm.network.interface import Stream
 from swarm.network.libp2p import stream_resume
@@ -34,7 +32,6 @@ from swarm.network.peer_budgets import PeerSlots
 from swarm.network.relay import relay, reservations
 from swarm.network.relay.circuit_messages import HOP, MAX_MESSAGE_BYTES, CircuitStatus, hop_status, reserve_request
 from swarm.network.relay.relay import Circuit, Relay, RelayLimits
-from swarm.network.relay.reservations import relay_candidates
 from swarm_protocol.errors import PeerUnreachable
 
 MIB = 2**20
@@ -205,9 +202,7 @@ def test_node_whose_only_relay_dies_is_reached_through_another_and_its_streams_c
     for module in (reservations, address_survey, own_records):
         monkeypatch.setattr(module, "LOOK_S", 0.1)
     # on this machine nobody has a public address
-    monkeypatch.setattr(
-        libp2p_network, "relay_candidates", partial(relay_candidates, takes=lambda addr: "p2p-circuit" not in addr)
-    )
+    monkeypatch.setattr(reservations, "is_public", lambda addr: "p2p-circuit" not in addr)
 
     async def repeat(_peer_id: str, stream: Stream) -> None:
         while True:

@@ -11,7 +11,7 @@ clock only through `Network.now`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
@@ -139,6 +139,10 @@ class Network(StreamOpener, Protocol):
 
     def sign(self, purpose: str, subject: str, payload: bytes, *, lifetime_s: float) -> bytes:
         """Return `payload` in an envelope that this peer signs for this network, valid from now for `lifetime_s`."""
+
+    def provider_of(self, peer_id: str) -> Hashable:
+        """Return the provider's network from which a peer, or its relay, is connected; where that is not known, the
+        peer's id, as for a network of its own."""
 
     async def addrs(self) -> tuple[str, ...]:
         """Return the multiaddrs at which this peer can be reached now, each ending in /p2p/<peer_id>."""

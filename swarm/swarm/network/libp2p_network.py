@@ -13,7 +13,7 @@ import contextlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
@@ -246,6 +246,9 @@ class Libp2pNetwork(SigningNetwork):
         self._check_open()
         found = await self._records.lookup(keys, timeout_s=timeout_s, max_records=max_records)
         return found if self._gate is None else self._gate.believed(found)
+
+    def provider_of(self, peer_id: str) -> Hashable:
+        return self._host.provider_of(peer_id) or peer_id
 
     async def addrs(self) -> tuple[str, ...]:
         self._check_open()

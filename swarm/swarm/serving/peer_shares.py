@@ -1,13 +1,18 @@
 """Shares a server's sequences, pages and places for grammars among the peers that ask for sessions. Decisions only, for
-the engine and the grammars."""
+the engine and the grammars.
+
+Keys cost nothing, but addresses in many providers' networks do. So the networks of the peers share first, and in each
+network its peers, both by the same rules: however many keys one network has, they cost other networks what one peer
+costs.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from swarm_protocol.errors import PeerRefused
 
@@ -28,18 +33,30 @@ KEPT_UNTIL_S = 20.0
 KEPT_S = KEPT_UNTIL_S - KEPT_AFTER_S
 
 REST_S = 60.0
-"""Time after which room is kept again for a peer for which it was kept in vain, so that one that asks for too much
-again and again takes little from the others."""
+"""Time after which room is kept again for a peer, or a network, for which it was kept in vain, so that one that asks
+for too much again and again takes little from the others."""
 
 MAX_WAITING = 1024
-"""Maximum peers, and sessions, that are remembered as waiting: the last ones."""
+"""Maximum networks, peers and sessions that are remembered as waiting: the last ones."""
+
+
+class Sharer(NamedTuple):
+    """A peer, and the provider's network from which it is connected: one of its own, such as its peer id, where that is
+    not known."""
+
+    network: Hashable
+    peer_id: str
+
+
+Party = tuple[Hashable, ...]
+"""A party of a level: `sharer[:1]` names a network, and `sharer[:2]` a peer."""
 
 
 class Held(Protocol):
-    """A sequence of a client, with its pages and perhaps the place of a grammar. `since_s` and `idle_since_s` are times
+    """A sequence of a peer, with its pages and perhaps the place of a grammar. `since_s` and `idle_since_s` are times
     of the loop's clock."""
 
-    client: str
+    sharer: Sharer
     since_s: float
     idle_since_s: float
 
@@ -66,28 +83,60 @@ class _Turn:
         return now_s < self.last_s + WAIT_S and KEPT_AFTER_S <= now_s - self.since_s < KEPT_UNTIL_S
 
 
+class _Level:
+    """The parties that share with each other: all networks (`depth` 1), or the peers of each network (2)."""
+
+    def __init__(self, depth: int, what: str, whose: str) -> None:
+        self.depth = depth
+        self.what, self.whose = what, whose  # in refusals
+        self.waits_until_s = NewestItems[Party, float](MAX_WAITING)
+        self.kept_since_s = NewestItems[Party, float](MAX_WAITING)
+
+    def shares_with(self, sharer: Party, other: Party) -> bool:
+        return sharer[: self.depth - 1] == other[: self.depth - 1]
+
+    def own(self, sharer: Party, held: Collection[H]) -> list[H]:
+        """Return the sequences of the party."""
+        return [sequence for sequence in held if sharer[: self.depth] == sequence.sharer[: self.depth]]
+
+    def rivals_waiting(self, sharer: Party, now_s: float) -> list[Party]:
+        return [
+            party
+            for party, until_s in self.waits_until_s.items()
+            if now_s < until_s and party != sharer[: self.depth] and self.shares_with(sharer, party)
+        ]
+
+    def kept_for_s(self, sharer: Party, now_s: float) -> float:
+        return now_s - self.kept_since_s.get(sharer[: self.depth], -math.inf)
+
+
 class PeerShares(Generic[H]):
-    """Shares `max_sequences` and `num_pages` of a server, which has the sequences `held`, among the peers that ask for
-    sessions.
+    """Shares `max_sequences` and `num_pages` of a server, which has the sequences `held`, among the networks whose
+    peers ask for sessions, and in each network among its peers. What follows holds for both: a party is a network among
+    all, or a peer among those of its network.
 
-    A peer may take all room that no other peer asks for, but for `num_kept` places. These are for peers that hold none,
-    which would otherwise find no place for as long as the answers of others take, and that may be minutes.
+    A party may take all room that no other party asks for, but for `num_kept` places. These are for parties that hold
+    none, half of them for networks that hold none. They would otherwise find no place for as long as the answers of
+    others take, and that may be minutes.
 
-    While another peer waits, a peer opens no session beyond its equal share: the other places and the pages, each
-    divided by the number of peers that hold some. All that wait and hold nothing count as one more, so that peers which
-    only ask, however many, cost the others no more than one does. Each peer may have one session of any size that fits.
-    A peer waits from when it was refused for lack of room within its share until it is admitted, for WAIT_S at most. So
-    what is freed goes to those that wait.
+    While another party waits, a party opens no session beyond its equal share: the other places and the pages, each
+    divided by the number of parties that hold some. All that wait and hold nothing count as one more, so that parties
+    which only ask, however many, cost the others no more than one does. While another network waits, the peers of a
+    network share its equal share, else all. Each network may have one session of any size that fits. A party waits from
+    when it was refused for lack of room within its share until it is admitted, for WAIT_S at most. So what is freed
+    goes to those that wait.
 
     Small sessions fit in what is freed, and a large one might wait for ever. So once one was asked for in vain for
     KEPT_AFTER_S, its pages are kept for it until KEPT_UNTIL_S, but half of all pages at most: of several for the one
     that was asked for first. Other sessions of its peer, such as those of a gateway's other users, must leave them, and
-    while that peer waits those of others, too. After KEPT_S in vain, nothing is kept for the peer for REST_S.
+    while its party waits those of others, too. After KEPT_S in vain, nothing is kept for the party for REST_S.
 
     No session is ended or kept from growing for the equal share. Answers take seconds, so room is soon free. But an
-    answer may grow for minutes: while another peer waits, no session grows if its peer then holds over half. And a peer
-    may keep sessions open on purpose: where another one needs room, `evictable` names those to end.
-    A peer is an identity: a gateway is one peer for all its users, and this is no defence against made-up identities.
+    answer may grow for minutes: while another party waits, no session grows if its party then holds over half. And a
+    party may keep sessions open on purpose: where another one needs room, `evictable` names those to end.
+
+    A peer is an identity: a gateway is one peer for all its users. Peers that share a network with one that makes up
+    many identities share that network's part of the server with all of them.
     """
 
     def __init__(
@@ -106,43 +155,42 @@ class PeerShares(Generic[H]):
         answer that lacks room for these ends early."""
         self.max_sequences = max_sequences
         self._held = held
-        self._num_shared = max_sequences - num_kept
+        self._num_kept, self._num_shared = num_kept, max_sequences - num_kept
         self._num_pages = num_pages
         self._evict_idle_s, self._evict_old_s = evict_idle_s, evict_old_s
         self._what = what
         self._lacks_room = lacks_room
-        self._waits_until_s = NewestItems[str, float](MAX_WAITING)
-        self._turns = NewestItems[tuple[str, int], _Turn](MAX_WAITING)  # by client and pages
-        self._kept_since_s = NewestItems[str, float](MAX_WAITING)  # by client
+        self._networks, self._peers = self._levels = _Level(1, "network", "your network's"), _Level(2, "peer", "your")
+        self._turns = NewestItems[tuple[Sharer, int], _Turn](MAX_WAITING)  # by sharer and pages
 
-    def check(self, client: str, num_pages: int, *, now_s: float) -> None:
-        """Check that the client may have another sequence of `num_pages`. Does not check for free room.
+    def check(self, sharer: Sharer, num_pages: int, *, now_s: float) -> None:
+        """Check that a peer may have another sequence of `num_pages`. Does not check for free room.
 
         Raises PeerRefused.
         """
         self.check_size(num_pages)
-        if self._others_waiting(client, now_s) and self._is_beyond_share(client, num_pages, 1, now_s):
-            num_own = sum(sequence.client == client for sequence in self._held)
-            raise PeerRefused(
-                f"other peers are waiting, and your {num_own} {self._what} already use the share of one peer",
-                remedy="ask another server, or later",
-                retry_after_s=RETRY_AFTER_S,
-                lacks_room=self._lacks_room,
-            )
+        for level in self._levels:
+            if level.rivals_waiting(sharer, now_s) and self._is_beyond_share(level, sharer, num_pages, 1, now_s):
+                # it may still wait for other peers of its own network
+                self._note_waiting(self._levels[level.depth :], sharer, num_pages, 1, now_s)
+                num_own = len(level.own(sharer, self._held))
+                raise self._refusal(level, f"{num_own} {self._what} already use the share of one {level.what}")
 
-    def check_turn(self, client: str, num_pages: int, *, num_free: int, now_s: float) -> None:
+    def check_turn(self, sharer: Sharer, num_pages: int, *, num_free: int, now_s: float) -> None:
         """Check that another sequence of `num_pages` leaves the free pages that are kept for an earlier one.
 
         Raises PeerRefused.
         """
-        kept = self._num_kept_pages(client, num_pages, now_s)
+        kept = self._num_kept_pages(sharer, num_pages, now_s)
         if kept and num_free < num_pages + kept:
-            raise self.refused(client, num_pages, now_s=now_s, num_more=1)
+            raise self.refused(sharer, num_pages, now_s=now_s, num_more=1)
 
-    def places_for(self, client: str) -> int:
-        """Return how many sequences may be open, with those of others, for the client to have one more."""
-        has_some = any(sequence.client == client for sequence in self._held)
-        return self._num_shared if has_some else self.max_sequences
+    def places_for(self, sharer: Sharer) -> int:
+        """Return how many sequences may be open, with those of others, for a peer to have one more."""
+        if self._peers.own(sharer, self._held):
+            return self._num_shared
+        num_left = (self._num_kept + 1) // 2 if self._networks.own(sharer, self._held) else 0
+        return self.max_sequences - num_left
 
     def check_size(self, num_pages: int) -> None:
         """Raise PeerRefused for a sequence that would have no room here even if it was alone."""
@@ -153,29 +201,26 @@ class PeerShares(Generic[H]):
                 lacks_room=True,
             )
 
-    def check_growth(self, client: str, num_more: int, *, now_s: float) -> None:
-        """Check that a sequence of the client may get `num_more` pages. Does not check for free room.
+    def check_growth(self, sharer: Sharer, num_more: int, *, now_s: float) -> None:
+        """Check that a sequence of a peer may get `num_more` pages. Does not check for free room.
 
         Raises PeerRefused.
         """
-        wanted = num_more + sum(sequence.num_pages for sequence in self._held if sequence.client == client)
-        if 2 * wanted > self._num_pages and self._others_waiting(client, now_s):
-            raise PeerRefused(
-                f"other peers are waiting, and your {self._what} use more than half of the cache",
-                remedy="ask another server, or later",
-                retry_after_s=RETRY_AFTER_S,
-                lacks_room=True,
-            )
+        for level in self._levels:
+            if level.rivals_waiting(sharer, now_s):
+                wanted = num_more + sum(sequence.num_pages for sequence in level.own(sharer, self._held))
+                if 2 * wanted > self._num_pages:
+                    raise self._refusal(level, f"{self._what} use more than half of the cache")
 
     def refused(
-        self, client: str, num_pages: int, *, now_s: float, num_more: int = 0, retry_after_s: float = RETRY_AFTER_S
+        self, sharer: Sharer, num_pages: int, *, now_s: float, num_more: int = 0, retry_after_s: float = RETRY_AFTER_S
     ) -> PeerRefused:
-        """Return the refusal for a client for which there is no room now, and call `wait`. It wants `num_pages`, and
+        """Return the refusal for a peer for which there is no room now, and call `wait`. It wants `num_pages`, and
         `num_more` sequences."""
-        self.wait(client, num_pages, num_more=num_more, now_s=now_s)
+        self.wait(sharer, num_pages, num_more=num_more, now_s=now_s)
         pages = f"{num_pages} more page{'' if num_pages == 1 else 's'}"
-        places = self.places_for(client)
-        kept = "" if places == self.max_sequences else f", but for {self.max_sequences - places} for peers without any"
+        places = self.places_for(sharer)
+        kept = "" if places == self.max_sequences else f", but for {self.max_sequences - places} for those without any"
         all_open = f"all {self.max_sequences} sessions are open{kept}"
         why = all_open if len(self._held) + num_more > places else f"its cache has no room for {pages}"
         return PeerRefused(
@@ -185,71 +230,98 @@ class PeerShares(Generic[H]):
             lacks_room=True,
         )
 
-    def wait(self, client: str, num_pages: int, *, num_more: int, now_s: float) -> None:
-        """Note that a client was refused for lack of room. Within its share, it counts as waiting."""
-        if not self._is_beyond_share(client, num_pages, num_more, now_s):
-            self._waits_until_s[client] = now_s + WAIT_S
+    def wait(self, sharer: Sharer, num_pages: int, *, num_more: int, now_s: float) -> None:
+        """Note that a peer was refused for lack of room. Within their shares, it and its network count as waiting."""
+        self._note_waiting(self._levels, sharer, num_pages, num_more, now_s)
         if not num_more:
             return  # what grows takes no turn: it is often refused, and then goes on elsewhere
-        turn = self._turns.get((client, num_pages))
+        turn = self._turns.get((sharer, num_pages))
         if turn is None or now_s >= min(turn.last_s + WAIT_S, turn.since_s + KEPT_UNTIL_S):
             turn = _Turn(now_s, now_s)
-        self._turns[client, num_pages] = _Turn(turn.since_s, now_s)
+        self._turns[sharer, num_pages] = _Turn(turn.since_s, now_s)
 
-    def admitted(self, client: str, num_pages: int, *, now_s: float) -> None:
-        """Note that a client was given what it asked for, so that it waits no more."""
-        self._waits_until_s.pop(client, None)
-        turn = self._turns.pop((client, num_pages), None)
-        if turn is not None and turn.is_kept(now_s):
-            self._kept_since_s.pop(client, None)
+    def admitted(self, sharer: Sharer, num_pages: int, *, now_s: float) -> None:
+        """Note that a peer was given what it asked for, so that it waits no more."""
+        turn = self._turns.pop((sharer, num_pages), None)
+        for level in self._levels:
+            level.waits_until_s.pop(sharer[: level.depth], None)
+            if turn is not None and turn.is_kept(now_s):
+                level.kept_since_s.pop(sharer[: level.depth], None)
 
-    def evictable(self, client: str, num_pages: int, *, now_s: float) -> Iterator[H]:
-        """Yield the sequences to end for a client that needs `num_pages` more: those of others that have been idle for
-        long, the longest idle first; then old ones of a peer beyond half of the server, if the client then has at most
-        half."""
-        others = [sequence for sequence in self._held if sequence.client != client]
+    def evictable(self, sharer: Sharer, num_pages: int, *, now_s: float) -> Iterator[H]:
+        """Yield the sequences to end for a peer that needs `num_pages` more: those of others that have been idle for
+        long, the longest idle first; then old ones of a party beyond half of the server, if the peer's own party then
+        has at most half."""
+        others = [sequence for sequence in self._held if sequence.sharer != sharer]
         idle = [each for each in others if each.is_idle and now_s - each.idle_since_s >= self._evict_idle_s]
         yield from sorted(idle, key=lambda sequence: sequence.idle_since_s)
         left = dict.fromkeys(each for each in self._held if each not in idle)
-        if self._exceeds(client, num_pages, left):
-            return
+        entitled = [level for level in self._levels if not self._exceeds(level.own(sharer, left), num_pages)]
         for sequence in others:
+            level = self._level_between(sharer, sequence.sharer)
             if (
-                sequence in left
+                level in entitled
+                and sequence in left
                 and now_s - sequence.since_s >= self._evict_old_s
-                and self._exceeds(sequence.client, 0, left)
+                and self._exceeds(level.own(sequence.sharer, left), 0)
             ):
                 del left[sequence]
                 yield sequence
 
-    def _exceeds(
-        self, client: str, num_pages: int, held: Collection[Held], *, num_more: int = 0, num_peers: int = 2
-    ) -> bool:
-        """Return whether the client has over a share of `num_peers` in the sequences or pages, with `num_pages` and
-        `num_more` sequences beside those `held`."""
-        own = [sequence for sequence in held if sequence.client == client]
+    def _level_between(self, sharer: Sharer, other: Sharer) -> _Level:
+        """Return the level at which two peers share with each other."""
+        return self._peers if sharer.network == other.network else self._networks
+
+    def _note_waiting(
+        self, levels: Collection[_Level], sharer: Sharer, num_pages: int, num_more: int, now_s: float
+    ) -> None:
+        for level in levels:
+            if not self._is_beyond_share(level, sharer, num_pages, num_more, now_s):
+                level.waits_until_s[sharer[: level.depth]] = now_s + WAIT_S
+
+    def _exceeds(self, own: Collection[Held], num_pages: int, *, num_more: int = 0, num_parties: int = 2) -> bool:
+        """Return whether a party has over a share of `num_parties` in the sequences or pages, with `num_pages` and
+        `num_more` sequences beside its `own`."""
         wanted = num_pages + sum(sequence.num_pages for sequence in own)
-        return num_peers * (len(own) + num_more) > self._num_shared or num_peers * wanted > self._num_pages
+        return num_parties * (len(own) + num_more) > self._num_shared or num_parties * wanted > self._num_pages
 
-    def _is_beyond_share(self, client: str, num_pages: int, num_more: int, now_s: float) -> bool:
-        peers = {sequence.client for sequence in self._held}
-        num_peers = len(peers) + any(peer not in peers for peer in self._others_waiting(client, now_s))
-        return client in peers and self._exceeds(client, num_pages, self._held, num_more=num_more, num_peers=num_peers)
+    def _is_beyond_share(self, level: _Level, sharer: Sharer, num_pages: int, num_more: int, now_s: float) -> bool:
+        num_parties = self._num_parties(level, sharer, now_s)
+        if level is self._peers and self._networks.rivals_waiting(sharer, now_s):
+            num_parties *= self._num_parties(self._networks, sharer, now_s)
+        own = level.own(sharer, self._held)
+        return bool(own) and self._exceeds(own, num_pages, num_more=num_more, num_parties=num_parties)
 
-    def _num_kept_pages(self, client: str, num_pages: int, now_s: float) -> int:
+    def _num_parties(self, level: _Level, sharer: Sharer, now_s: float) -> int:
+        """Return the number of parties that hold some, with one more for all that wait and hold none."""
+        holders = {each.sharer[: level.depth] for each in self._held if level.shares_with(sharer, each.sharer)}
+        return len(holders) + any(party not in holders for party in level.rivals_waiting(sharer, now_s))
+
+    def _num_kept_pages(self, sharer: Sharer, num_pages: int, now_s: float) -> int:
         """Return how many free pages a sequence of `num_pages` must leave for the one that was asked for first."""
-        waiting = {client, *self._others_waiting(client, now_s)}
-        waiting = {peer for peer in waiting if not KEPT_S <= self._kept_for_s(peer, now_s) < KEPT_S + REST_S}
-        turns = {key: turn.since_s for key, turn in self._turns.items() if key[0] in waiting and turn.is_kept(now_s)}
-        first = min(turns, key=turns.__getitem__, default=(client, num_pages))
-        if first == (client, num_pages):
+        turns = {
+            key: turn.since_s
+            for key, turn in self._turns.items()
+            if turn.is_kept(now_s) and self._goes_before(key[0], sharer, now_s)
+        }
+        first = min(turns, key=turns.__getitem__, default=(sharer, num_pages))
+        if first == (sharer, num_pages):
             return 0
-        if self._kept_for_s(first[0], now_s) >= KEPT_S:
-            self._kept_since_s[first[0]] = now_s
+        level = self._level_between(sharer, first[0])
+        if level.kept_for_s(first[0], now_s) >= KEPT_S:
+            level.kept_since_s[first[0][: level.depth]] = now_s
         return min(first[1], self._num_pages // 2)
 
-    def _kept_for_s(self, client: str, now_s: float) -> float:
-        return now_s - self._kept_since_s.get(client, -math.inf)
+    def _goes_before(self, first: Sharer, sharer: Sharer, now_s: float) -> bool:
+        """Return whether a sequence of `sharer` must leave pages for an earlier one of `first`."""
+        level = self._level_between(sharer, first)
+        waits = first == sharer or now_s < level.waits_until_s.get(first[: level.depth], -math.inf)
+        return waits and not KEPT_S <= level.kept_for_s(first, now_s) < KEPT_S + REST_S
 
-    def _others_waiting(self, client: str, now_s: float) -> list[str]:
-        return [peer for peer, until_s in self._waits_until_s.items() if peer != client and now_s < until_s]
+    def _refusal(self, level: _Level, why: str) -> PeerRefused:
+        return PeerRefused(
+            f"other {level.what}s are waiting, and {level.whose} {why}",
+            remedy="ask another server, or later",
+            retry_after_s=RETRY_AFTER_S,
+            lacks_room=self._lacks_room,
+        )

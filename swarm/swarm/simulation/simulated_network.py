@@ -154,6 +154,9 @@ class SimulatedNetwork(SigningNetwork):
     async def lookup(self, keys: Sequence[str], *, timeout_s: float, max_records: int = 0) -> list[Envelope]:
         return await self._own_records.lookup(keys, timeout_s=timeout_s, max_records=max_records)
 
+    def provider_of(self, peer_id: str) -> str:
+        return peer_id
+
     async def addrs(self) -> tuple[str, ...]:
         return tuple(f"{addr}/p2p/{self.peer_id}" for addr in self.dht.known.own_addrs)
 

@@ -20,7 +20,7 @@ from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, r
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
 from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, ResumableStreams
-from swarm.network.multiaddr import peer_id_text
+from swarm.network.multiaddr import addr_text, peer_id_text
 from swarm.network.peer_budgets import PeerSlots, stream_slots
 
 OPENING_TIMEOUT_S = 5.0
@@ -71,6 +71,8 @@ class StreamServer:
             async with asyncio.timeout(OPENING_TIMEOUT_S):
                 info: Any = await read_message(reader, p2pd_pb2.StreamInfo)
                 peer_id = peer_id_text(info.peer)
+                with contextlib.suppress(ValueError):  # an address of an unknown kind
+                    self._host.note_connected(peer_id, addr_text(info.addr))
                 if info.proto == self._host.wire_name(self._resumable.protocol):
                     await self._resume(peer_id, reader, writer)
                     return

@@ -174,6 +174,7 @@ class MemoryNetwork(SigningNetwork):
         self.is_up = True
         self.links = LinkMeter()
         self.unread = UnreadBudget()
+        self.provider_of = internet.provider_of
         self._internet = internet
         self._access = access
         self._handlers = ServedMethods[_Serve]()

@@ -52,6 +52,8 @@ class MemoryRoutes:
         self._seed = seed
         self._default_link = default_link
         self._detection_s = detection_s
+        self.providers: dict[str, str] = {}
+        """By peer id, the provider's network of each node that shares one with others."""
         self._access: dict[str, AccessLink] = {}
         self._links: dict[tuple[str, str], LinkModel] = {}
         self._pipes: dict[tuple[str, str], Pipe] = {}
@@ -102,6 +104,9 @@ class MemoryRoutes:
         if not self._separated(a, b):
             for pipe in pipes:
                 loop.call_later(NUM_ROUND_TRIPS_TO_RESUME * self._round_trip_s(a, b), pipe.release)
+
+    def provider_of(self, peer_id: str) -> str:
+        return self.providers.get(peer_id, peer_id)
 
     def _separated(self, a: str, b: str) -> bool:
         return self._islands.get(a, 0) != self._islands.get(b, 0)

@@ -8,7 +8,7 @@ runs in the thread, one piece after another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -23,7 +23,7 @@ from swarm.serving.engine.sequence import EngineSequence, SequenceStep, StepOutp
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, ObservedSpeed, SpanSpeed, StepCost
 from swarm.serving.model.batch import SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool, Prefault
-from swarm.serving.peer_shares import RETRY_AFTER_S, PeerShares
+from swarm.serving.peer_shares import RETRY_AFTER_S, PeerShares, Sharer
 
 T = TypeVar("T")
 
@@ -173,6 +173,7 @@ class Engine:
         self,
         *,
         client: str,
+        network: Hashable = None,
         start: int,
         end: int,
         max_tokens: int,
@@ -180,7 +181,8 @@ class Engine:
         page_keys: Sequence[bytes] = (),
     ) -> EngineSequence:
         """Open a sequence with room for `max_tokens` on blocks [start, end), which may grow to `grow_to` while there is
-        room. It begins with the pages of `page_keys` that are still cached. The caller must close it.
+        room. It begins with the pages of `page_keys` that are still cached. The caller must close it. `network` is the
+        provider's network of the client; None: one of its own.
 
         Raises PeerRefused, with `retry_after_s` if a retry may succeed.
         """
@@ -195,21 +197,22 @@ class Engine:
                 remedy="ask for fewer tokens",
             )
         names = PageNames(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
-        page_table = self._admit(client, -(-max_tokens // PAGE_TOKENS), names)
-        sequence = EngineSequence(self, client, (start, end), most, page_table, names)
+        sharer = Sharer(network or client, client)
+        page_table = self._admit(sharer, -(-max_tokens // PAGE_TOKENS), names)
+        sequence = EngineSequence(self, sharer, (start, end), most, page_table, names)
         self._sequences[sequence] = None
         return sequence
 
-    def _admit(self, client: str, num_pages: int, names: PageNames) -> PageTable:
+    def _admit(self, sharer: Sharer, num_pages: int, names: PageNames) -> PageTable:
         now_s = asyncio.get_running_loop().time()
-        self._shares.check(client, num_pages, now_s=now_s)
-        self._shares.check_turn(client, num_pages, num_free=self.pages.num_free, now_s=now_s)
-        page_table, retry_after_s = self._reserve(client, num_pages, names), RETRY_AFTER_S
-        if page_table is None and self._evict(client, num_pages, now_s, num_more=1):
-            page_table, retry_after_s = self._reserve(client, num_pages, names), PASS_S
+        self._shares.check(sharer, num_pages, now_s=now_s)
+        self._shares.check_turn(sharer, num_pages, num_free=self.pages.num_free, now_s=now_s)
+        page_table, retry_after_s = self._reserve(sharer, num_pages, names), RETRY_AFTER_S
+        if page_table is None and self._evict(sharer, num_pages, now_s, num_more=1):
+            page_table, retry_after_s = self._reserve(sharer, num_pages, names), PASS_S
         if page_table is None:
-            raise self._shares.refused(client, num_pages, now_s=now_s, num_more=1, retry_after_s=retry_after_s)
-        self._shares.admitted(client, num_pages, now_s=now_s)
+            raise self._shares.refused(sharer, num_pages, now_s=now_s, num_more=1, retry_after_s=retry_after_s)
+        self._shares.admitted(sharer, num_pages, now_s=now_s)
         return page_table
 
     def extend(self, sequence: EngineSequence, num_pages: int) -> None:
@@ -218,30 +221,30 @@ class Engine:
         num_more = num_pages - sequence.num_pages
         if num_more <= 0:
             return
-        client, now_s = sequence.client, asyncio.get_running_loop().time()
+        sharer, now_s = sequence.sharer, asyncio.get_running_loop().time()
         self._shares.check_size(num_pages)
-        self._shares.check_growth(client, num_more, now_s=now_s)
+        self._shares.check_growth(sharer, num_more, now_s=now_s)
         if not self.pages.extend(sequence.page_table, num_pages):
-            retry_after_s = PASS_S if self._evict(client, num_more, now_s) else RETRY_AFTER_S
+            retry_after_s = PASS_S if self._evict(sharer, num_more, now_s) else RETRY_AFTER_S
             if not self.pages.extend(sequence.page_table, num_pages):
-                raise self._shares.refused(client, num_more, now_s=now_s, retry_after_s=retry_after_s)
+                raise self._shares.refused(sharer, num_more, now_s=now_s, retry_after_s=retry_after_s)
 
-    def _reserve(self, client: str, num_pages: int, names: PageNames) -> PageTable | None:
-        if len(self._sequences) >= self._shares.places_for(client):
+    def _reserve(self, sharer: Sharer, num_pages: int, names: PageNames) -> PageTable | None:
+        if len(self._sequences) >= self._shares.places_for(sharer):
             return None
         return self.pages.reserve(num_pages, names.wanted)
 
-    def _evict(self, client: str, num_pages: int, now_s: float, *, num_more: int = 0) -> bool:
+    def _evict(self, sharer: Sharer, num_pages: int, now_s: float, *, num_more: int = 0) -> bool:
         """End sequences of other peers, and return whether there is then room for `num_pages` and `num_more` sequences
-        of the client; end none if that is not enough.
+        of the peer; end none if that is not enough.
 
         A pass may still use their pages, or those of sequences that ended before: these are free once it has ended.
         """
         ending = (sequence for sequence in self._running if sequence.end_error is not None)
         num_free = self.pages.num_free + sum(self.pages.num_freed_by(sequence.page_table) for sequence in ending)
         chosen = list[EngineSequence]()
-        evictable = self._shares.evictable(client, num_pages, now_s=now_s)
-        places = self._shares.places_for(client)
+        evictable = self._shares.evictable(sharer, num_pages, now_s=now_s)
+        places = self._shares.places_for(sharer)
         while num_free < num_pages or (num_more and len(self._sequences) - len(chosen) + num_more > places):
             if (sequence := next(evictable, None)) is None:
                 return False

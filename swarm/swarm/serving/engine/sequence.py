@@ -20,7 +20,7 @@ from swarm.serving.engine.page_allocator import PageInputs, PageNames, PageTable
 from swarm.serving.engine.scheduler import SchedulableStep
 from swarm.serving.model.batch import Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS, KVPool
-from swarm.serving.peer_shares import RETRY_AFTER_S
+from swarm.serving.peer_shares import RETRY_AFTER_S, Sharer
 from swarm.serving.sampling.sampling import Pick
 
 if TYPE_CHECKING:
@@ -80,13 +80,14 @@ class EngineSequence:
     def __init__(
         self,
         engine: Engine,
-        client: str,
+        sharer: Sharer,
         blocks: tuple[int, int],
         max_tokens: int,
         page_table: PageTable,
         names: PageNames,
     ) -> None:
-        self.client = client
+        self.sharer = sharer
+        self.client = sharer.peer_id
         self.blocks = blocks
         self.max_tokens = max_tokens
         self.page_table = page_table

@@ -23,7 +23,7 @@ from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.sampler import Grammar
 
 from swarm.child_process import ChildFailure, ChildProcess, limit_waits
-from swarm.serving.peer_shares import Held, PeerShares
+from swarm.serving.peer_shares import Held, PeerShares, Sharer
 
 START_S = 30.0
 """Time limit to read the tokenizer; one of 256k tokens takes two seconds."""
@@ -221,18 +221,18 @@ class GrammarPool:
         self._open: dict[SessionGrammar, Held] = {}
         self._shares = PeerShares(self._open.values(), MAX_GRAMMARS, what="sessions with grammars", lacks_room=False)
 
-    def check(self, client: str) -> Held | None:
-        """Check that the client may have another grammar, and return the session to end for it, if one must end.
+    def check(self, sharer: Sharer) -> Held | None:
+        """Check that a peer may have another grammar, and return the session to end for it, if one must end.
 
-        Raises PeerRefused if there are too many, or the client has its share.
+        Raises PeerRefused if there are too many, or it has its share.
         """
         now_s = asyncio.get_running_loop().time()
-        self._shares.check(client, 0, now_s=now_s)
+        self._shares.check(sharer, 0, now_s=now_s)
         if len(self._open) < MAX_GRAMMARS:
             return None
-        for other in self._shares.evictable(client, 0, now_s=now_s):
+        for other in self._shares.evictable(sharer, 0, now_s=now_s):
             return other
-        self._shares.wait(client, 0, num_more=1, now_s=now_s)
+        self._shares.wait(sharer, 0, num_more=1, now_s=now_s)
         raise _too_many()
 
     def open(self, grammar: Grammar, sequence: Held) -> SessionGrammar:
@@ -241,13 +241,13 @@ class GrammarPool:
 
         Raises PeerRefused like `check`, and if a mask of the ended session is still under way.
         """
-        if (other := self.check(sequence.client)) is not None:
+        if (other := self.check(sequence.sharer)) is not None:
             other.evict(lacks_room=False)
             if len(self._open) >= MAX_GRAMMARS:
                 raise _too_many()
         state = SessionGrammar(GrammarProcess(self._processes, grammar), self._threads, self._open)
         self._open[state] = sequence
-        self._shares.admitted(sequence.client, 0, now_s=asyncio.get_running_loop().time())
+        self._shares.admitted(sequence.sharer, 0, now_s=asyncio.get_running_loop().time())
         return state
 
     def close(self) -> None:

@@ -36,6 +36,7 @@ from swarm_protocol.session_frames import (
 
 from swarm.network.interface import EndOfStream, Network, Stream
 from swarm.serving.grammar.grammar_masks import GrammarPool
+from swarm.serving.peer_shares import Sharer
 from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.server.deployment import Deployment, ServerOptions
 from swarm.serving.server.handover import hand_over, take_over
@@ -248,13 +249,14 @@ class ConnectionServer:
         deployed = self._offered()
         if wanted.revision != deployed.loaded.revision:
             raise PeerRefused(f"this server has revision {deployed.loaded.revision}", remedy="look up its record")
-        span = deployed.engine.span
+        span, provider = deployed.engine.span, self._services.network.provider_of(connection.peer_id)
         if wanted.sampler is not None and wanted.end != span.num_blocks:
             raise PeerViolation("only the session of the last block has a sampler", peer_id=connection.peer_id)
         if self._grammars is not None and wanted.sampler is not None and wanted.sampler.grammar is not None:
-            self._grammars.check(connection.peer_id)  # first, since opening a sequence may end others
+            self._grammars.check(Sharer(provider, connection.peer_id))  # first, since opening may end other sequences
         sequence = deployed.engine.open(
             client=connection.peer_id,
+            network=provider,
             start=wanted.start,
             end=wanted.end,
             max_tokens=wanted.max_tokens,

@@ -17,20 +17,25 @@ from swarm.network.libp2p import stream_server
 from swarm.network.libp2p.daemon_control import write_message
 from swarm.network.libp2p.stream_resume import ID_BYTES
 from swarm.network.libp2p.stream_server import MAX_LINGER_S, QUIET_S, StreamServer
-from swarm.network.multiaddr import peer_id_bytes
+from swarm.network.multiaddr import addr_bytes, peer_id_bytes
 from swarm.testing import virtual_time
 from swarm_protocol.identity import Identity
 from swarm_protocol.proto import p2pd_pb2
 
 TAKES_S = 60.0
 STREAM_ID = b"\xff" * ID_BYTES
+CALLER = Identity(bytes(32)).peer_id
+CALLER_ADDR = "/ip4/44.10.20.30/tcp/4001"
 
 
 def _server(*, is_member: bool = True) -> StreamServer:
     async def admits(_peer_id: str, _protocol: str) -> bool:
         return is_member
 
-    host = SimpleNamespace(wire_name=lambda name: name, admits=admits)
+    noted = dict[str, str]()
+    host = SimpleNamespace(
+        wire_name=lambda name: name, admits=admits, connected=noted, note_connected=noted.__setitem__
+    )
     resumable = SimpleNamespace(protocol="resume")
     return StreamServer(host, None, resumable)  # type: ignore[arg-type]
 
@@ -79,7 +84,7 @@ def test_stream_is_kept_while_its_caller_takes_what_the_handler_sent(
 
 
 async def refused(
-    server: StreamServer, sent: bytes
+    server: StreamServer, sent: bytes, protocol: str = "method"
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, asyncio.Task[None]]:
     """Open a stream to a server that has no room, and send `sent`. Return its caller's end and the server's task."""
 
@@ -90,8 +95,8 @@ async def refused(
     near, far = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=far)
     serving = asyncio.create_task(server._serve_one(*await asyncio.open_unix_connection(sock=near)))
-    caller = peer_id_bytes(Identity(bytes(32)).peer_id)
-    write_message(writer, p2pd_pb2.StreamInfo(peer=caller, addr=b"", proto="method"))
+    info = p2pd_pb2.StreamInfo(peer=peer_id_bytes(CALLER), addr=addr_bytes(CALLER_ADDR), proto=protocol)
+    write_message(writer, info)
     writer.write(sent)
     return reader, writer, serving
 
@@ -163,3 +168,18 @@ def test_stream_logs_nothing_when_its_caller_leaves_or_is_silent(
         caller: Any = Caller(signs_s=0.0, leaves_s=0.0)
         virtual_time.run(_server()._handle(caller, handler))
     assert caplog.records == []
+
+
+@pytest.mark.parametrize("protocol", ["method", "resume"])
+def test_address_of_a_caller_is_known_before_its_stream_is_served(protocol: str) -> None:
+    """Otherwise a peer that has just connected, or connected again, would count for no provider's network."""
+
+    async def main() -> None:
+        server = _server(is_member=False)
+        _, writer, serving = await refused(server, STREAM_ID, protocol)
+        async with asyncio.timeout(60):
+            await serving
+        assert server._host.connected == {CALLER: CALLER_ADDR}
+        writer.transport.abort()
+
+    asyncio.run(main())

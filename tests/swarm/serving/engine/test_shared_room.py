@@ -30,7 +30,8 @@ GIVES_UP_S = 20.0
 @dataclass
 class Peer:
     """One peer with `num_users`, each of which asks again `pause_s` after an answer, or after GIVES_UP_S without one.
-    An answer takes `answers_s`, from and to, and `num_pages`. `waits_s` are the times from a request to its session."""
+    An answer takes `answers_s`, from and to, and `num_pages`. A `network` has peers; without one, a peer has one of its
+    own. `waits_s` are the times from a request to its session."""
 
     name: str
     num_users: int
@@ -38,6 +39,7 @@ class Peer:
     answers_s: tuple[float, float] = (2.0, 9.0)
     num_pages: int = 1
     begins_s: float = 0.0
+    network: str = ""
     num_refused: int = 0
     num_given_up: int = 0
     waits_s: list[float] = field(default_factory=list)
@@ -64,7 +66,9 @@ class Peer:
         if now_s < self.asks_at_s:
             return None
         try:
-            return engine.open(client=self.name, start=0, end=4, max_tokens=self.num_pages * PAGE_TOKENS)
+            return engine.open(
+                client=self.name, network=self.network, start=0, end=4, max_tokens=self.num_pages * PAGE_TOKENS
+            )
         except PeerRefused as refused:
             self.num_refused += 1
             self.asks_at_s = now_s + refused.retry_after_s
@@ -110,14 +114,26 @@ def test_gateway_takes_all_that_a_visitor_leaves_but_the_kept_place() -> None:
     assert (gateway.num_refused, visitor.num_refused) == (0, 0)
 
 
+@pytest.mark.parametrize("network", ["", "lan"], ids=["of other networks", "of the same network"])
 @pytest.mark.parametrize("num_others", [4, 15])
-def test_each_of_many_peers_is_served_beside_two_that_want_everything(num_others: int) -> None:
-    greedy = [Peer(f"greedy {number}", 3 * NUM_SESSIONS) for number in range(2)]
-    others = [Peer(f"other {number}", 1, pause_s=10.0) for number in range(num_others)]
+def test_each_of_many_peers_is_served_beside_two_that_want_everything(num_others: int, network: str) -> None:
+    greedy = [Peer(f"greedy {number}", 3 * NUM_SESSIONS, network=network) for number in range(2)]
+    others = [Peer(f"other {number}", 1, pause_s=10.0, network=network) for number in range(num_others)]
     served(*greedy, *others)
     assert min(len(other.waits_s) for other in others) > 10
     assert median(waits_s(others)) <= RETRY_AFTER_S
     assert max(waits_s(others)) <= 2 * RETRY_AFTER_S
+
+
+@pytest.mark.parametrize("answers_s", [(2.0, 9.0), (20.0, 50.0)], ids=["short", "long"])
+def test_peers_of_other_networks_are_served_beside_forty_keys_of_one(answers_s: tuple[float, float]) -> None:
+    keys = [Peer(f"key {number}", 1, answers_s=answers_s, network="sybils") for number in range(40)]
+    gateway = Peer("gateway", NUM_SESSIONS // 4, begins_s=20.0)
+    visitors = [Peer(f"visitor {number}", 1, pause_s=10.0, begins_s=20.0, network="lan") for number in range(3)]
+    served(*keys, gateway, *visitors)
+    assert min(len(each.waits_s) for each in (gateway, *visitors)) > 10
+    assert sum(each.num_given_up for each in (gateway, *visitors)) == 0
+    assert median(waits_s((gateway, *visitors))) <= RETRY_AFTER_S
 
 
 SMALL_PAGES = 3

@@ -22,6 +22,7 @@ from support.text_models import byte_tokenizer
 from swarm.serving.grammar import grammar_masks, grammar_worker
 from swarm.serving.grammar.grammar_masks import MAX_GRAMMARS, GrammarForkServer, GrammarPool, GrammarProcess, TokenMask
 from swarm.serving.grammar.grammar_worker import GRAMMAR_BYTES, GrammarFollower, GrammarTokenizer
+from swarm.serving.peer_shares import Sharer
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerRefused
 from swarm_protocol.limits import MAX_DRAFTS
@@ -349,6 +350,7 @@ class Sequence:
     num_pages: int = 1
 
     def __post_init__(self) -> None:
+        self.sharer = Sharer(self.client, self.client)
         self.since_s = self.idle_since_s = asyncio.get_running_loop().time()
         self.is_evicted = False
         self.grammar = self.grammars.open(FINE, self)
@@ -387,7 +389,7 @@ def test_peer_gets_half_of_the_grammars_when_another_wants_one(tokenizer: Path) 
         with pytest.raises(PeerRefused, match="sessions with grammars"):
             Sequence(grammars, "modest")
         states.pop().close()
-        share = f"your {MAX_GRAMMARS - 1} sessions with grammars already use the share"
+        share = f"{MAX_GRAMMARS - 1} sessions with grammars already use the share"
         with pytest.raises(PeerRefused, match=share) as refused:
             Sequence(grammars, "greedy")
         assert not refused.value.lacks_room, "an answer must not end by `length` for it"

@@ -5,6 +5,7 @@ freed.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import math
 from collections.abc import Callable
@@ -28,7 +29,9 @@ from support.served_chain import (
     token_rows,
     with_servers,
 )
+from swarm.ended_tasks import end_tasks
 from swarm.serving.model.kv_pool import PAGE_TOKENS
+from swarm.serving.peer_shares import RETRY_AFTER_S
 from swarm.serving.server.connection_server import (
     IDLE_CONNECTION_S,
     MAX_CONNECTIONS_PER_PEER,
@@ -44,6 +47,7 @@ from swarm_protocol.frames import Frames
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import (
     CloseSequence,
+    Frame,
     LinkUpdate,
     OpenSequence,
     SequenceEnded,
@@ -630,3 +634,52 @@ def test_client_waits_and_keeps_its_session_when_it_sends_faster_than_the_server
         assert (await talk.next(StepResult)).position == 32
 
     with_servers(work, max_backlog_bytes=400)
+
+
+# --- many keys --------------------------------------------------------------------------------------------------------
+
+
+async def admitted(talk: Talk) -> float:
+    """Ask for a session as a client does until it is there, and return the seconds that this took."""
+    clock = asyncio.get_running_loop().time
+    since_s = clock()
+    while True:
+        talk.connection.send(dataclasses.replace(talk.blank, max_tokens=PAGE_TOKENS))
+        if isinstance(await talk.next(Frame), SequenceReady):
+            return clock() - since_s
+        await asyncio.sleep(RETRY_AFTER_S)
+
+
+async def used(talk: Talk, num_steps: int) -> None:
+    """Run a step every three seconds, then end the session."""
+    for position in range(num_steps):
+        await talk.step(token_rows(position), position)
+        await asyncio.sleep(3.0)
+    talk.connection.send(CloseSequence(sequence_id=talk.blank.sequence_id))
+
+
+@pytest.mark.parametrize("max_sessions", [15, 32], ids=["no place is kept", "places are kept"])
+def test_hundred_keys_of_one_network_keep_no_visitor_of_another_network_out(max_sessions: int) -> None:
+    async def flood(talk: Talk, num_steps: int) -> None:
+        while True:
+            await admitted(talk)
+            await used(talk, num_steps)
+
+    async def work(world: World) -> None:
+        keys = [world.internet.network() for _ in range(100)]
+        world.internet.providers = dict.fromkeys((key.peer_id for key in keys), "one network")
+        talks = [await world.talk(client=key) for key in keys]
+        floods = [asyncio.create_task(flood(talk, 1 + number % 4)) for number, talk in enumerate(talks)]
+        await asyncio.sleep(15)
+        visitor = await world.talk()
+        for _ in range(4):
+            async with asyncio.timeout(30):
+                assert await admitted(visitor) <= 3 * RETRY_AFTER_S
+            await used(visitor, 1)
+            assert len(world.servers[0].connections.sessions) >= max_sessions - 3, "nothing is left idle for long"
+            await asyncio.sleep(4)
+        await end_tasks(*floods)
+        for key in keys:
+            await key.close()
+
+    with_servers(work, max_sessions=max_sessions)

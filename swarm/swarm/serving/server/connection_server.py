@@ -35,6 +35,7 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.network.interface import EndOfStream, Network, Stream
+from swarm.network.peer_budgets import greediest
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.peer_shares import Sharer
 from swarm.serving.server.answer_log import AnswerLog
@@ -154,24 +155,22 @@ class ConnectionServer:
             raise connection.error
 
     def _check_connections(self, peer_id: str) -> None:
-        if self._num_by_peer()[peer_id] >= MAX_CONNECTIONS_PER_PEER:
+        if sum(state.connection.peer_id == peer_id for state in self._states) >= MAX_CONNECTIONS_PER_PEER:
             raise _too_many_connections("use those you have")
         if self.num_connections >= self._options.max_connections:
             self._make_room()
 
-    def _num_by_peer(self) -> Counter[str]:
-        return Counter(state.connection.peer_id for state in self._states)
-
     def _make_room(self) -> None:
-        """End a connection without a session. The peer with the most connections loses the one that was silent longest.
+        """End a connection without a session: of those, the `greediest` peer loses the one that was silent longest.
 
         Raises PeerRefused if there is none.
         """
-        unused = self._unused()
+        unused = sorted(self._unused(), key=lambda state: state.last_s)
         if not unused:
             raise _too_many_connections("ask another server, or later")
-        num_by_peer = self._num_by_peer()
-        ended = max(unused, key=lambda unused: (num_by_peer[unused.connection.peer_id], -unused.last_s))
+        num_unused = Counter(state.connection.peer_id for state in unused)
+        greedy = greediest(num_unused, self._services.network.provider_of)
+        ended = next(state for state in unused if state.connection.peer_id == greedy)
         ended.connection.fail(_too_many_connections("open another when you need one"))
         self._states.discard(ended)
 
@@ -280,12 +279,12 @@ class ConnectionServer:
         return ServerSession(connection, wanted, sequence, deployed, self._services, sampler=sampler, on_closed=closed)
 
     def _remember(self, key: tuple[str, bytes], log: AnswerLog) -> None:
-        """Keep the log of an ended session, to sign its answer. Beyond MAX_ENDED, the peer with the most loses its
+        """Keep the log of an ended session, to sign its answer. Beyond MAX_ENDED, the `greediest` peer loses its
         oldest."""
         self._ended[key] = asyncio.get_running_loop().time(), log
         if len(self._ended) > MAX_ENDED:
-            num_by_peer = Counter(peer_id for peer_id, _ in self._ended)
-            del self._ended[max(self._ended, key=lambda key: num_by_peer[key[0]])]
+            greedy = greediest(Counter(peer_id for peer_id, _ in self._ended), self._services.network.provider_of)
+            del self._ended[next(each for each in self._ended if each[0] == greedy)]
 
     async def _prepare(self, session: ServerSession, wanted: OpenSequence) -> None:
         """Get what the session needs before its first step: its grammar, or the cache of another server. Raises

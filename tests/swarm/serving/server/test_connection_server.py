@@ -415,6 +415,22 @@ def test_connections_are_bounded_by_peer_and_in_all_and_silent_ones_end() -> Non
     with_servers(work, max_connections=16)
 
 
+def test_connections_of_many_keys_of_one_network_displace_each_other_and_none_of_another_network() -> None:
+    async def work(world: World) -> None:
+        visitor, running = await silent(world, world.client)
+        keys = [world.internet.network() for _ in range(12)]
+        world.internet.providers = dict.fromkeys((key.peer_id for key in keys), "one network")
+        opened = [await silent(world, key) for key in keys]
+        await asyncio.sleep(1.0)
+        assert world.servers[0].connections.num_connections == 4
+        assert sum(isinstance(connection.error, PeerRefused) for connection, _ in opened) == 9
+        assert visitor.error is None
+        await asyncio.sleep(IDLE_CONNECTION_S + 2.0)
+        await asyncio.wait([running, *(task for _, task in opened)])
+
+    with_servers(work, max_connections=4)
+
+
 def test_connections_without_sessions_are_ended_to_admit_others() -> None:
     async def work(world: World) -> None:
         server = world.servers[0].connections

@@ -1,6 +1,7 @@
 """Caches the tokenizers and shapes of the models that a client asks for.
 
 There is one cache per client, on its event loop. It keeps the assets of MAX_MODELS models, each with its own process.
+Assets that make way for others keep their process until the last answer that uses them has ended.
 """
 
 from __future__ import annotations
@@ -8,10 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from weakref import WeakSet, WeakValueDictionary
 
-from swarm_protocol.errors import IntegrityError, PeerError, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.errors import (
+    IntegrityError,
+    PeerError,
+    PeerRefused,
+    PeerTimeout,
+    PeerUnreachable,
+    PeerViolation,
+    SwarmError,
+)
 from swarm_protocol.manifest_messages import PublishedManifest
 from swarm_protocol.records import ServeRecord
 
@@ -32,6 +42,9 @@ from swarm.serving.tokenizer.model_assets import (
 
 MAX_MODELS = 8
 
+MAX_PROCESSES = 2 * MAX_MODELS
+"""Maximum models whose assets are kept, in use or being loaded. Anyone may announce models and ask for them."""
+
 MAX_BAD_FILES = 3
 """Maximum servers with unusable files that are tried for one request. Each may take as long as a tokenizer may take to
 load."""
@@ -41,6 +54,7 @@ BAD_FILES_S = 600.0
 
 MAX_REMEMBERED = 1024
 
+RETRY_AFTER_S = 10.0
 
 AssetsKey = tuple[str, str, bytes]
 """A model's name and revision, and the digest of its manifest."""
@@ -57,6 +71,7 @@ class AssetsCache:
         self._limits = limits
         self._assets = NewestItems[AssetsKey, ModelAssets](MAX_MODELS)
         self._loading: WeakValueDictionary[AssetsKey, asyncio.Lock] = WeakValueDictionary()
+        self._num_loading = 0
         # assets that were dropped from the cache may still be in use
         self._opened: WeakSet[ModelAssets] = WeakSet()
         self._ready: ChildProcess | None = None
@@ -86,7 +101,7 @@ class AssetsCache:
         """Return the assets of the servers' revision, which must match the `published` manifest if there is one.
 
         They are made from the client's `own_files` of this revision, if given, else from the files of a server. Raises
-        PeerError, IntegrityError.
+        PeerError (PeerRefused while MAX_PROCESSES models are in use), IntegrityError.
         """
         revision = next(iter(servers.values())).revision
         key = model, revision, b"" if published is None else published.digest
@@ -95,14 +110,30 @@ class AssetsCache:
             loading = self._loading.setdefault(key, asyncio.Lock())
             async with loading:
                 if key not in self._assets:
-                    if own_files is not None:
-                        assets = await self._open(model, revision, own_files)
-                    else:
-                        willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
-                        assets = await self._from_servers(model, revision, willing, published)
+                    with self._room():
+                        if own_files is not None:
+                            assets = await self._open(model, revision, own_files)
+                        else:
+                            willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
+                            assets = await self._from_servers(model, revision, willing, published)
                     # the process of dropped assets ends once no answer uses them any more
                     self._assets[key] = assets
         return self._assets[key]
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Count one more model as being loaded while the context lasts. Raises PeerRefused if there are too many."""
+        if len(self._opened) + self._num_loading >= MAX_PROCESSES:
+            raise PeerRefused(
+                f"the tokenizers of {MAX_PROCESSES} models are in use here",
+                remedy="ask again later, or for one of these models",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._num_loading += 1
+        try:
+            yield
+        finally:
+            self._num_loading -= 1
 
     async def _from_servers(
         self, model: str, revision: str, peer_ids: Sequence[str], published: PublishedManifest | None

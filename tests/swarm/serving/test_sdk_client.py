@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import combinations
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import AsyncMock, MagicMock, patch
 
@@ -27,7 +28,7 @@ import torch
 from support.faults import Fault
 from support.leaks import no_leaks
 from support.tokenizer_here import TokenizerHere
-from swarm.client.assets_cache import MAX_BAD_FILES
+from swarm.client.assets_cache import MAX_BAD_FILES, MAX_PROCESSES, AssetsCache
 from swarm.client.request import ContextExceeded, Prompt, check_prompt_ids, checked, encode
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet
@@ -39,7 +40,7 @@ from swarm.serving.session.stage_connections import DIAL_S
 from swarm.serving.tokenizer.model_assets import ModelAssets, fetch_files, open_assets
 from swarm.testing import virtual_time
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, SessionError, StartError
+from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerRefused, SessionError, StartError
 from swarm_protocol.serving_messages import FILES_METHOD, FilesResponse
 
 import swarm
@@ -1211,3 +1212,36 @@ def test_text_is_refused_when_its_tokens_are_outside_the_vocabulary(llama_dir: P
             await encode(small, Prompt(prompt=more))
 
     asyncio.run(scenario())
+
+
+def test_no_more_than_some_models_have_a_tokenizer_at_once_however_many_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Assets:
+        pass
+
+    async def opened(cache: AssetsCache, *_: object) -> Assets:
+        await asyncio.sleep(0)
+        assets = Assets()
+        cache._opened.add(assets)
+        return assets
+
+    async def main() -> None:
+        cache: Any = AssetsCache(None, None, None)
+        servers = {"server": SimpleNamespace(revision="r")}
+
+        def get(number: int) -> Any:
+            return cache.get(f"model {number}", servers, None, own_files={})
+
+        used = [await get(number) for number in range(MAX_PROCESSES - 1)]
+        last = asyncio.create_task(get(MAX_PROCESSES - 1))
+        await asyncio.sleep(0)
+        with pytest.raises(PeerRefused, match=f"tokenizers of {MAX_PROCESSES} models are in use") as refused:
+            await get(MAX_PROCESSES)
+        assert refused.value.retry_after_s > 0
+        assert await last is await get(MAX_PROCESSES - 1)
+        del used[0]  # the cache has dropped it, and no answer uses it any more
+        await get(MAX_PROCESSES)
+
+    monkeypatch.setattr(AssetsCache, "_open", opened)
+    asyncio.run(main())

@@ -27,7 +27,7 @@ from swarm.network.discovery.dns_lookup import DnsLookup
 from swarm.network.discovery.own_networks import kinds_to_dial, own_subnets
 from swarm.network.discovery.peer_names import TIMEOUT_S, is_named, resolve
 from swarm.network.libp2p.listening import listen_failure
-from swarm.network.libp2p.p2pd_process import p2pd_path
+from swarm.network.libp2p.p2pd_process import MORE_MEMORY, p2pd_path
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback
@@ -134,11 +134,13 @@ def check_libp2p(_config: Config) -> list[Finding]:
         done = subprocess.run(  # noqa: S603 the binary of our own dependency
             [path, "-help"], capture_output=True, timeout=BINARY_TIMEOUT_S, check=False
         )
-        reason = "" if b"-listen" in done.stdout + done.stderr else f"it ended with status {done.returncode}"
+        said = (done.stdout + done.stderr).decode(errors="replace").strip()
+        first = said.partition("\n")[0]
+        reason = "" if "-listen" in said else f"it ended with status {done.returncode}{first and f': {first}'}"
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = str(error)
     if reason:
-        remedy = "reinstall hivemind from its wheel for this machine"
+        remedy = MORE_MEMORY if "memory" in reason else "reinstall hivemind from its wheel for this machine"
         return [Finding("libp2p", "fail", f"{path} does not run: {reason}", remedy)]
     return [Finding("libp2p", "ok", f"{path} runs")]
 

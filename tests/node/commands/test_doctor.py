@@ -51,13 +51,23 @@ def test_check_versions_names_what_is_too_old(tmp_path: Path, monkeypatch: pytes
     assert "no-such-thing is not installed" in found.message
 
 
-@pytest.mark.parametrize("script", ["#!/bin/sh\nexit 3\n", "not a program"])
-def test_check_libp2p_that_does_not_run_fails(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("script", "remedy"),
+    [
+        ("#!/bin/sh\nexit 3\n", "reinstall hivemind"),
+        ("not a program", "reinstall hivemind"),
+        ("#!/bin/sh\necho fatal error: out of memory\nexit 2\n", "ulimit -v"),
+    ],
+)
+def test_check_libp2p_that_does_not_run_fails(
+    script: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     binary = tmp_path / "p2pd"
     binary.write_text(script)
     binary.chmod(0o700)
     monkeypatch.setattr(doctor, "p2pd_path", lambda: binary)
-    assert only(doctor.check_libp2p(config(tmp_path))).result == "fail"
+    found = only(doctor.check_libp2p(config(tmp_path)))
+    assert (found.result, remedy in found.remedy) == ("fail", True)
 
 
 def test_check_libp2p_that_hangs_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,8 @@ than 512, fewer than a server has clients or a relay carries."""
 LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES = 512 * 2**20, 4 * 2**30
 """Bounds of `max_memory_bytes`. The daemon alone takes about 30 MiB, and 80 MiB more with 2,048 peers."""
 
+MORE_MEMORY = "end other programs, or raise the limit: the libp2p daemon needs `ulimit -v 1048576`"
+
 _STATUS_SIGNS = ("Control socket:", "Peer Addrs:", "/")
 """First words of lines of the daemon's normal output: its sockets and addresses."""
 
@@ -210,10 +212,9 @@ class Daemon:
                 remedy="restart this node or program; the machine may have run out of memory",
             )
         cause = self._crash or (self._last_lines[-1] if self._last_lines else "")
-        return StartError(
-            f"the libp2p daemon ended (exit status {code}){': ' + cause if cause else ''}",
-            remedy="restart this node or program; if that does not help, swarm-node doctor checks the usual causes",
-        )
+        again = "restart this node or program; if that does not help, swarm-node doctor checks the usual causes"
+        how = f"the libp2p daemon ended (exit status {code}){': ' + cause if cause else ''}"
+        return StartError(how, remedy=MORE_MEMORY if cause.endswith("memory") else again)
 
     def kill_silent(self) -> None:
         """Kill a daemon that gives no answer."""

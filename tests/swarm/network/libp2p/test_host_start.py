@@ -285,17 +285,23 @@ def test_start_where_hivemind_is_not_installed_says_so(tmp_path: Path, monkeypat
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [("panic: no room", "swarm-node doctor"), ("fatal error: failed to reserve page summary memory", "ulimit -v")],
+)
 def test_crash_of_the_daemon_is_reported_by_its_cause_and_not_by_its_trace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cause: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p2pd = tmp_path / "p2pd"
     trace = "\n".join(f"goroutine {index} [running]:" for index in range(50))
-    p2pd.write_text(f"#!/bin/sh\ncat <<END\nPeer Addrs:\n/ip4/1.2.3.4/tcp/1\npanic: no room\n{trace}\nEND\nexit 2\n")
+    p2pd.write_text(f"#!/bin/sh\ncat <<END\nPeer Addrs:\n/ip4/1.2.3.4/tcp/1\n{cause}\n{trace}\nEND\nexit 2\n")
     p2pd.chmod(0o755)
     monkeypatch.setattr(p2pd_process, "p2pd_path", lambda: p2pd)
 
     async def main() -> None:
-        assert (await failure(tmp_path / "a")).message == "the libp2p daemon ended (exit status 2): panic: no room"
+        error = await failure(tmp_path / "a")
+        assert error.message == f"the libp2p daemon ended (exit status 2): {cause}"
+        assert remedy in error.remedy
 
     asyncio.run(main())
 

@@ -149,8 +149,8 @@ def as_swarm_error(error: Exception) -> SwarmError:
         return error
     if _lacks_memory(error):
         return SwarmError(
-            "this process gets no more memory",
-            remedy="end other programs, raise a limit such as `ulimit -v`, or lend less with --max-memory",
+            "this process gets no more memory or threads",
+            remedy="end other programs, raise a limit such as `ulimit -v` or `-u`, or lend less with --max-memory",
         )
     if isinstance(error, FileNotFoundError) and error.filename is None:  # only `tempfile` names no file
         return SwarmError(
@@ -167,8 +167,8 @@ def as_swarm_error(error: Exception) -> SwarmError:
 
 
 def _lacks_memory(error: Exception) -> bool:
-    """Return whether the system gave no memory, or no addresses, to Python, the loader of libraries, or torch."""
-    signs = ("failed to map segment", "annot allocate memory")
+    """Return whether the system gave no memory, addresses or thread to Python, the loader of libraries, or torch."""
+    signs = ("failed to map segment", "annot allocate memory", "can't start new thread")
     kinds = ImportError, OSError, RuntimeError
     return isinstance(error, MemoryError) or (isinstance(error, kinds) and any(sign in str(error) for sign in signs))
 

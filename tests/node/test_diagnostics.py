@@ -112,13 +112,14 @@ def test_keep_traceback_before_and_after_set_up(tmp_path: Path, monkeypatch: pyt
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: error code 12 (Cannot allocate memory)"),
+        RuntimeError("can't start new thread"),
     ],
-    ids=lambda error: type(error).__name__,
+    ids=str,
 )
 def test_lack_of_memory_is_no_bug(error: Exception) -> None:
     told = diagnostics.as_swarm_error(error)
-    assert (told.message, diagnostics.exit_code(error)) == ("this process gets no more memory", 1)
-    assert "`ulimit -v`, or lend less with --max-memory" in told.remedy
+    assert (told.message, diagnostics.exit_code(error)) == ("this process gets no more memory or threads", 1)
+    assert "`ulimit -v` or `-u`, or lend less with --max-memory" in told.remedy
 
 
 def test_lack_of_a_place_for_temporary_files_and_a_full_disk_without_a_name_are_told(

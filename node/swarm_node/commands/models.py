@@ -287,14 +287,15 @@ def _check_copy(out: Path, model: Path | HubId) -> None:
 
 def verify(flags: Flags) -> int:
     directory, given, emitter = _directory(flags), flags.resolve().manifest, Emitter(json=flags.json)
-    say_loading(emitter)
-    from swarm.serving.model.model_files import load_manifest, manifest_beside  # noqa: PLC0415
-
-    published = load_manifest(given) if given else manifest_beside(directory)
-    if published is None:
+    beside = directory / MANIFEST_FILE
+    if given is None and not beside.is_file():
         raise ConfigError(
             f"there is no {MANIFEST_FILE} in {directory}", remedy="name the publisher's manifest with --manifest FILE"
         )
+    say_loading(emitter)
+    from swarm.serving.model.model_files import load_manifest  # noqa: PLC0415
+
+    published = load_manifest(given or beside)
     from swarm.serving.manifest.verification import check_directory  # noqa: PLC0415
 
     diagnostics.begin_work()

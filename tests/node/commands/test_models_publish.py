@@ -122,6 +122,7 @@ def test_verify_without_a_manifest_or_a_model_says_what_is_missing(
     ):
         code, err = run(capsys, "verify", *arguments)
         assert (code, message in err) == (1 if arguments else 2, True), err
+        assert ("loading torch" in err) == ("--manifest" in arguments), "what is missing is said at once"
         assert "message version" not in err
 
 

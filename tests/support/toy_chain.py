@@ -218,6 +218,7 @@ class ToyWorld:
         self._closed: set[bytes] = set()
         self._avoid: dict[str, float] = {}
         self.is_answered = False
+        self._due_s: float | None = None  # when the state is to be asked next, until it is told something
         self.state = SessionState(
             num_blocks, lambda block: ReplayBuffer(ROW_BYTES), max_step_tokens=chunk, slow_wait_s=slow_wait_s
         )
@@ -241,11 +242,13 @@ class ToyWorld:
         return self.outputs
 
     def run_until(self, is_over: Callable[[], bool]) -> None:
-        num_events = 0
+        num_events, self._due_s = 0, None
         while not is_over():
             num_events += 1
             assert num_events < 50_000, "the session must end"
-            due_s = self.state.next_due_s()
+            if self._due_s is None:
+                self._due_s = self.state.next_due_s()
+            due_s = self._due_s
             if self._events and self._events[0][0] <= due_s:
                 self.now_s, _, happen = heapq.heappop(self._events)
                 happen()
@@ -271,6 +274,7 @@ class ToyWorld:
         return self.random.uniform(0.001, max(0.001, self._slowest_s[source, target]))
 
     def carry_out(self, actions: list[Action]) -> None:  # noqa: C901 a case an action
+        self._due_s = None
         follows: list[Action] = []
         for action in actions:
             match action:

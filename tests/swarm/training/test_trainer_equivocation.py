@@ -79,13 +79,13 @@ def one_to_each_half(own: Vote, other: Vote, peers: tuple[str, ...]) -> list[tup
 
 async def run_with_voter(tells: Tells, *, latency_s: float) -> list[Member]:
     """Return three members, 5 ms from each other, that have finished beside a liar at a distance of `latency_s`."""
-    async with Swarm(config(min_group=2, outer_steps=12), link=LinkModel(latency_s=0.005)) as swarm:
+    async with Swarm(config(min_group=2, outer_steps=8), link=LinkModel(latency_s=0.005)) as swarm:
         for name in NAMES:
             member = await swarm.join(name, inner=slow_inner())
             swarm.internet.link(identity_of("liar").peer_id, member.peer_id, LinkModel(latency_s=latency_s))
         await swarm.join("liar", kind=voter_that(tells), inner=slow_inner())
         members = await swarm.finish(*NAMES)
-        assert_equal_steps(members, 12)
+        assert_equal_steps(members, 8)
         return members
 
 

@@ -76,7 +76,7 @@ def bytes_and_steps_of_a_member_that_was_away(*, is_resumed: bool = False) -> tu
     steps follow from a resume order."""
 
     async def main() -> tuple[int, int]:
-        async with Swarm(config(min_group=2, outer_steps=16, quorum_grace_s=3.0)) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=10, quorum_grace_s=3.0)) as swarm:
             members = [await swarm.join(f"m{number}") for number in range(4)]
             away = members[3]
             while not away.of(OuterStep):
@@ -91,7 +91,7 @@ def bytes_and_steps_of_a_member_that_was_away(*, is_resumed: bool = False) -> tu
             while len(members[0].of(OuterStep)) < before + 2:
                 await asyncio.sleep(0.05)
             swarm.internet.heal()
-            assert_equal_steps(await swarm.finish(), 16)
+            assert_equal_steps(await swarm.finish(), 10)
             fetched = away.of(StateFetched)[0]
             return fetched.num_bytes, fetched.step - max(
                 event.step for event in away.of(OuterStep) if event.step < fetched.step

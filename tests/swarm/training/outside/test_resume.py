@@ -36,7 +36,7 @@ from swarm_protocol.training_messages import Contribution, Group
 
 pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
-NUM_STEPS = 10
+NUM_STEPS = 7
 ONLOOKER = Identity(b"onlooker".ljust(32))
 
 
@@ -95,7 +95,7 @@ def test_order_ends_in_the_history_that_the_author_named_when_others_went_on() -
     was warned."""
 
     async def main() -> None:
-        run = config(min_group=2, outer_steps=14, majority_after_s=5.0)
+        run = config(min_group=2, outer_steps=11, majority_after_s=5.0)
         async with Swarm(run) as swarm, AsyncExitStack() as stack:
             members = await founded(swarm, 5)
             few, most = members[:2], members[2:]
@@ -112,16 +112,16 @@ def test_order_ends_in_the_history_that_the_author_named_when_others_went_on() -
             ahead = most[0].of(OuterStep)[-1].step
             assert few[0].of(OuterStep)[-1].step < ahead
             swarm.internet.heal()
-            assert_final_states_equal(await swarm.finish(timeout_s=300), 14)
-            final = {each.digest for each in members[0].of(OuterStep) if each.step == 14}
+            assert_final_states_equal(await swarm.finish(timeout_s=300), 11)
+            final = {each.digest for each in members[0].of(OuterStep) if each.step == 11}
             assert final == {members[0].digest}
             # the observer reports all steps since the author's order, also those whose numbers it has reported before
             assert seen[-1] > 3
             again = [each.outer_step for each in await observer.look({few[0].peer_id: _record(few[0])})]
             assert again[0] < seen[-1]
-            assert again[-1] == 14
+            assert again[-1] == 11
             for member in most:
-                assert any(event.sequence for event in member.of(RunResumed)) or member.of(OuterStep)[-1].step == 14
+                assert any(event.sequence for event in member.of(RunResumed)) or member.of(OuterStep)[-1].step == 11
 
     virtual_time.run(main(), compute_s=interval_cost)
 
@@ -181,7 +181,6 @@ def test_member_follows_only_one_of_two_orders_with_the_same_sequence() -> None:
             later = signatures.sign(replace(order, sequence=order.sequence + 1), now)
             proof = context.signatures.check_certificate(Certificate(order=later).to_bytes(), now)
             assert await follows(context, ONLOOKER.peer_id, proof)
-            await swarm.finish()
 
     virtual_time.run(main(), compute_s=interval_cost)
 
@@ -202,7 +201,6 @@ def test_the_later_of_two_orders_signed_in_one_second_wins_though_its_author_did
             assert proofs[0].rank < proofs[1].rank
             assert proofs[0].sequence < proofs[1].sequence
             await network.close()
-            await swarm.finish()
 
     virtual_time.run(main(), compute_s=interval_cost)
 
@@ -275,7 +273,6 @@ def test_certificate_of_strangers_with_a_genuine_order_does_not_follow_from_the_
                     _forged(signers, order[:-1] + bytes([order[-1] ^ 1]), NUM_STEPS, network.now()), 1.75e9
                 )
             await network.close()
-            await swarm.finish()
 
     virtual_time.run(main(), compute_s=interval_cost)
 

@@ -60,7 +60,7 @@ def test_majority_goes_on_after_majority_after_s_when_members_are_gone(num_membe
     """Two new members join, so that the group reaches min_group."""
 
     async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=AFTER_S)) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=7, majority_after_s=AFTER_S)) as swarm:
             members = await founded(swarm, num_members)
             for index in dead:
                 swarm.kill(members[index].name)
@@ -72,7 +72,7 @@ def test_majority_goes_on_after_majority_after_s_when_members_are_gone(num_membe
                 "a majority went on before the others had time to come back"
             )
             await until_step_after(living, num_steps + 1, AFTER_S / 2 + WITHIN_S)
-            assert_equal_steps(await swarm.finish(), 10)
+            assert_equal_steps(await swarm.finish(), 7)
             assert {member.peer_id for member in (*living, *fresh)} == set(living[0].of(OuterStep)[-1].group)
             assert_one_history(list(swarm.members.values()))
 
@@ -85,7 +85,7 @@ def test_less_than_a_majority_waits_for_the_others(after_s: float, dead: tuple[i
     majorities."""
 
     async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=after_s)) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=7, majority_after_s=after_s)) as swarm:
             members = await founded(swarm, 4)
             for index in dead:
                 swarm.kill(members[index].name)
@@ -102,7 +102,7 @@ def test_less_than_a_majority_waits_for_the_others(after_s: float, dead: tuple[i
 
 def test_one_half_goes_on_in_a_partition_and_the_other_half_follows_when_it_heals() -> None:
     async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=10, majority_after_s=AFTER_S)) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=7, majority_after_s=AFTER_S)) as swarm:
             members = await founded(swarm, 4)
             swarm.internet.partition([[member.peer_id for member in members[:2]]])
             await asyncio.sleep(1.0)
@@ -110,7 +110,7 @@ def test_one_half_goes_on_in_a_partition_and_the_other_half_follows_when_it_heal
             await until_step_after(members[:2], before + 1, 3 * AFTER_S)
             assert all(len(member.of(OuterStep)) <= before + 1 for member in members[2:])
             swarm.internet.heal()
-            assert_equal_steps(await swarm.finish(), 10)
+            assert_equal_steps(await swarm.finish(), 7)
             assert_one_history(members)
 
     virtual_time.run(main(), compute_s=interval_cost)

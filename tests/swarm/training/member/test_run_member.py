@@ -376,11 +376,11 @@ def test_member_that_gets_its_state_for_minutes_holds_up_the_others_for_seconds(
     script = FaultScript([Fault(who=slow, phase="round.applied", what="delay", nth=2, delay_s=300.0)])
 
     async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=10), script) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=8), script) as swarm:
             for name in ("m0", "m1", "m2"):
                 await swarm.join(name, inner=SyntheticInner(virtual_step_s=12.0))
             members = await swarm.finish(timeout_s=6000.0)
-            assert_equal_steps(members, 10)
+            assert_equal_steps(members, 8)
             others = [member for member in members if member.name != slow]
             assert max(event.seconds for member in others for event in member.of(OuterStep)) < 60.0 + MAX_GRACE_S + 20.0
 

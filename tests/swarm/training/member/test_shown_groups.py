@@ -25,7 +25,7 @@ from swarm_protocol.training_messages import Contribution, Group, ReadyReply, Si
 
 ME, COORDINATOR, STRANGER = (Identity(bytes([number]) * 32) for number in range(1, 4))
 RUN = "stdlib-1f00ba44"
-NUM_STEPS = 12
+NUM_STEPS = 8
 NOW = 1000.0
 
 

@@ -130,13 +130,11 @@ class Libp2pStream:
     async def receive(self) -> bytes:
         if (message := self._take_message()) is not None:
             return message
+        if self._timeout_s is None:
+            return await self._next_message()
         try:
             async with asyncio.timeout(self._timeout_s):
-                while message is None:
-                    self._changed.clear()
-                    await self._changed.wait()
-                    message = self._take_message()
-                return message
+                return await self._next_message()
         except TimeoutError:
             raise self._timed_out("sent nothing") from None
 
@@ -350,6 +348,14 @@ class Libp2pStream:
             while self._wire is wire and self._error is None:
                 self._changed.clear()
                 await self._changed.wait()
+
+    async def _next_message(self) -> bytes:
+        message = None
+        while message is None:
+            self._changed.clear()
+            await self._changed.wait()
+            message = self._take_message()
+        return message
 
     def _take_message(self) -> bytes | None:
         """Return the next message, or None if it is not here yet. Raises what `receive` raises, once all messages are

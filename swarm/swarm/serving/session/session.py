@@ -34,6 +34,7 @@ from swarm_protocol.session_frames import (
     TokenDraw,
 )
 
+from swarm.deadline_timer import DeadlineTimer
 from swarm.ended_tasks import end_tasks
 from swarm.network.membership import Membership
 from swarm.serving.checking.finished_answer import Draw
@@ -41,7 +42,6 @@ from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
 from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.connection_pool import ConnectionLost
-from swarm.serving.session.deadline_timer import DeadlineTimer
 from swarm.serving.session.peer_health import SUSPECTED_S
 from swarm.serving.session.replay_buffer import ReplayMemoryFull
 from swarm.serving.session.route_finder import KnownServers

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.session_frames import Frame
 
+from swarm.deadline_timer import STOPPED_S
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.session.answered import LastFrames
 from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.connection_pool import ClientConnection, ConnectionLost, ConnectionPool
-from swarm.serving.session.deadline_timer import STOPPED_S
 from swarm.serving.session.repair import Repair
 from swarm.serving.session.route_finder import KnownServers, RouteFinder
 from swarm.serving.session.session_actions import OpenStage

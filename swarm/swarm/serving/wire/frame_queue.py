@@ -23,15 +23,11 @@ MESSAGE_BYTES = 2**20
 
 
 class FrameQueue:
-    """The waiting frames of all sequences. `num_bytes` and `len` count them."""
+    """The waiting frames of all sequences. `num_bytes` and `num_frames` count them."""
 
     def __init__(self) -> None:
-        self.num_bytes = 0
-        self._num_frames = 0
+        self.num_bytes = self.num_frames = 0
         self._waiting: OrderedDict[bytes, deque[tuple[Frame, int]]] = OrderedDict()  # by sequence, with their sizes
-
-    def __len__(self) -> int:
-        return self._num_frames
 
     def __contains__(self, sequence_id: bytes) -> bool:
         return sequence_id in self._waiting
@@ -43,7 +39,7 @@ class FrameQueue:
 
     def clear(self) -> None:
         self._waiting.clear()
-        self._num_frames = self.num_bytes = 0
+        self.num_bytes = self.num_frames = 0
 
     def forget_rows(self, sequence_id: bytes) -> None:
         """Drop the many rows of a sequence that waits for none any more; its small frames still go."""
@@ -86,7 +82,7 @@ class FrameQueue:
             del self._waiting[sequence_id]
 
     def _count(self, num_frames: int, num_bytes: int) -> None:
-        self._num_frames += num_frames
+        self.num_frames += num_frames
         self.num_bytes += num_bytes
 
 

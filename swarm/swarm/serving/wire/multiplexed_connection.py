@@ -17,6 +17,7 @@ why it ended. The task that calls `run` owns the state; senders are in the same 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -24,6 +25,7 @@ from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.frames import Frames
 from swarm_protocol.session_frames import SESSION_METHOD, Frame
 
+from swarm.deadline_timer import DeadlineTimer
 from swarm.network.interface import EndOfStream, Stream, StreamOpener
 from swarm.serving.wire.frame_queue import FrameQueue
 
@@ -76,6 +78,8 @@ class MultiplexedConnection:
         self._has_room = asyncio.Event()
         self._has_room.set()
         self._halves: list[asyncio.Task[None]] = []
+        self._sent_by_s = math.inf  # when the message that is being sent must be out
+        self._stall = DeadlineTimer(self._check_stall)
 
     @property
     def is_over(self) -> bool:
@@ -89,8 +93,8 @@ class MultiplexedConnection:
         self._queue.put(frame)
         if self._queue.num_bytes > ROOM_BYTES:
             self._has_room.clear()
-        if self._queue.num_bytes > MAX_QUEUED_BYTES or len(self._queue) > MAX_QUEUED_FRAMES:
-            self.fail(PeerTimeout("the peer does not read what it is sent", peer_id=self.peer_id))
+        if self._queue.num_bytes > MAX_QUEUED_BYTES or self._queue.num_frames > MAX_QUEUED_FRAMES:
+            self._fail_unread()
         self._changed.set()
 
     def is_sending(self, sequence_id: bytes) -> bool:
@@ -139,28 +143,38 @@ class MultiplexedConnection:
                     ]
         finally:
             self._halves = []
+            self._stall.cancel()
             self.fail(PeerUnreachable("the connection is closed", peer_id=self.peer_id))
 
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
         try:
-            while self._queue or not self._is_ending:
-                self._changed.clear()
-                if not self._queue:
+            while self._queue.num_frames or not self._is_ending:
+                if not self._queue.num_frames:
+                    self._changed.clear()
                     await self._changed.wait()
                     continue
                 message = Frames(tuple(self._queue.take(self._cut_bytes))).to_bytes()
                 self._note_room()
                 began_s = loop.time()
-                async with asyncio.timeout(STALL_S + len(message) / SLOWEST_SERVER_BYTES_PER_S):
-                    await self._stream.send(message)
+                self._sent_by_s = began_s + STALL_S + len(message) / SLOWEST_SERVER_BYTES_PER_S
+                self._stall.set(self._sent_by_s)
+                await self._stream.send(message)
+                self._sent_by_s = math.inf
                 self._adapt(len(message), loop.time() - began_s)
                 self.num_messages += 1
             self.fail(PeerUnreachable("the connection is closed", peer_id=self.peer_id))
-        except TimeoutError:
-            self.fail(PeerTimeout("the peer does not read what it is sent", peer_id=self.peer_id))
         except SwarmError as error:
             self.fail(_named(error, self.peer_id))
+
+    def _check_stall(self) -> None:
+        if self._sent_by_s <= asyncio.get_running_loop().time():
+            self._fail_unread()
+        else:
+            self._stall.set(self._sent_by_s)
+
+    def _fail_unread(self) -> None:
+        self.fail(PeerTimeout("the peer does not read what it is sent", peer_id=self.peer_id))
 
     def _note_room(self) -> None:
         if self._queue.num_bytes <= ROOM_BYTES:

@@ -14,13 +14,13 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from support.leaks import no_leaks
 from support.toy_server import COLUMNS, MODEL, VOCAB, ToyServer, expected_tokens, logits_of
+from swarm.deadline_timer import READ_S
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_link import LinkModel
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.router.routing import Hop, NoChain, NoRoom
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.client_state import ClientState, SessionOptions
-from swarm.serving.session.deadline_timer import READ_S
 from swarm.serving.session.session import MAX_STEP_BYTES, Session
 from swarm.serving.session.session_actions import Action
 from swarm.serving.session.silence import ANSWER_S, QUIET_S

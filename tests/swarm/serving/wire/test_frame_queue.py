@@ -57,9 +57,9 @@ def queue_of(*frames: Frame) -> FrameQueue:
 
 def all_of(queue: FrameQueue, max_bytes: float = CUT_BYTES) -> list[list[Frame]]:
     messages = []
-    while queue:
+    while queue.num_frames:
         messages.append(queue.take(max_bytes))
-    assert (len(queue), queue.num_bytes) == (0, 0)
+    assert (queue.num_frames, queue.num_bytes) == (0, 0)
     return messages
 
 

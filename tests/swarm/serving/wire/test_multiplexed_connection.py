@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from support.leaks import no_leaks
@@ -148,7 +149,7 @@ def test_token_on_a_slow_line_waits_for_a_part_of_the_rows_before_it() -> None:
         running = asyncio.create_task(connection.run(lambda frame: None))
         for _ in range(8):
             connection.send(bulk())
-        while len(connection._queue) > 1:
+        while connection._queue.num_frames > 1:
             sent_s = clock()
             connection.send(close(1))
             await until(lambda: close(1) in stream.sent)
@@ -274,9 +275,46 @@ def test_connection_bounds_the_frames_of_a_sender_that_cannot_wait() -> None:
         async with deaf_peer() as connection:
             with pytest.raises(PeerTimeout, match="does not read"):
                 flood(connection)
-            assert not connection._queue
+            assert not connection._queue.num_frames
 
     virtual_time.run(scenario())
+
+
+class Sink:
+    """A stream to a peer that takes every message at once, and sends nothing."""
+
+    async def send(self, message: bytes) -> None:
+        """Drop the message."""
+
+    async def receive(self) -> bytes:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def finish(self) -> None:
+        """Do nothing."""
+
+
+def test_messages_that_need_no_waiting_share_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        loop, num_timers, call_at = asyncio.get_running_loop(), 0, asyncio.get_running_loop().call_at
+
+        def counted(*arguments: Any) -> asyncio.TimerHandle:
+            nonlocal num_timers
+            num_timers += 1
+            return call_at(*arguments)
+
+        connection = MultiplexedConnection(Sink(), "peer")
+        running = asyncio.create_task(connection.run(lambda frame: None))
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "call_at", counted)
+            for number in range(20):
+                connection.send(close(number))
+                while connection.num_messages <= number:
+                    await asyncio.sleep(0)
+        running.cancel()
+        assert num_timers == 1
+
+    asyncio.run(scenario())
 
 
 def test_open_stream_to_a_peer_that_serves_no_model_is_refused() -> None:

@@ -1,6 +1,7 @@
-"""Waits for the deadlines of a session, and notices when its own process stood still: then servers are not late.
+"""Waits for the deadlines of one owner, and notices when its own process stood still: then its peers are not late.
 
-The timer belongs to one session, and calls it from the event loop.
+A deadline that moves later costs no timer, which matters where each message has one. The timer calls its owner from the
+event loop.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import math
 from collections.abc import Callable
 
 STOPPED_S = 1.0
-"""A timer that comes later than this shows that this process was stopped, and not the servers."""
+"""A timer that comes later than this shows that this process was stopped, and not its peers."""
 
 READ_S = 0.5
-"""Seconds in which a process that was stopped reads what servers have sent, before it judges them."""
+"""Seconds in which a process that was stopped reads what peers have sent, before it judges them."""
 
 
 class DeadlineTimer:
@@ -45,7 +46,7 @@ class DeadlineTimer:
         now_s, due_s = self._loop.time(), self._due_s
         self._timer, self._due_s = None, math.inf
         if now_s - due_s > STOPPED_S:
-            # this process stood still: what the servers sent meanwhile is read first
+            # this process stood still: what its peers sent meanwhile is read first
             self._read_until_s = now_s + READ_S
             self.set(due_s)
         else:

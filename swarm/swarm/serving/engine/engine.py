@@ -278,7 +278,9 @@ class Engine:
         try:
             self._prefault.keep_ahead(0)
             while True:
-                await self._ready.wait()
+                if not self._scheduler:
+                    self._ready.clear()
+                    await self._ready.wait()
                 # steps of one message are submitted one after another, and belong in one pass
                 await asyncio.sleep(0)
                 await self._pass()
@@ -299,8 +301,7 @@ class Engine:
     async def _pass(self) -> None:
         loop = asyncio.get_running_loop()
         plan = self._scheduler.plan(self._cost.prefill_tokens(is_alone=len(self._sequences) <= 1))
-        if not plan.parts:
-            self._ready.clear()
+        if not plan.parts:  # the steps were withdrawn
             return
         began_s = loop.time()
         pieces = [self._piece(step, num_tokens, began_s) for step, num_tokens in plan.parts]

@@ -87,6 +87,9 @@ class Scheduler(Generic[W]):
         self._decoded = NewestItems[str, int](MAX_REMEMBERED)
         self._ran: dict[tuple[int, int], int] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._clients)
+
     def __len__(self) -> int:
         return sum(len(client.works) for client in self._clients.values())
 

@@ -112,6 +112,26 @@ def test_engine_draws_the_client_s_tokens_and_returns_probabilities() -> None:
     with_engine(work)
 
 
+def test_engine_looks_for_steps_once_for_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        sequence = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20)
+        num_plans, plan = 0, engine._scheduler.plan
+
+        def counted(budget_tokens: int) -> object:
+            nonlocal num_plans
+            num_plans += 1
+            return plan(budget_tokens)
+
+        monkeypatch.setattr(engine._scheduler, "plan", counted)
+        for _ in range(5):
+            await sequence.step(ids(1), Want.LAST)
+        await asyncio.sleep(1)
+        assert num_plans == engine.num_passes == 5
+        sequence.close()
+
+    with_engine(work)
+
+
 def test_engine_runs_simultaneous_steps_in_one_pass_and_reports_their_wait() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         sequences = [engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=20) for _ in range(3)]

@@ -55,8 +55,8 @@ class Frames:
         for frame in self.frames:
             kind, write = _WRITERS[type(frame)]
             write(getattr(message.frames.add(), kind), frame)
-            if isinstance(frame, StepRequest | Push | StepResult) and frame.rows is not None:
-                payloads.append(frame.rows.payload)
+            if (rows := rows_in(frame)) is not None:
+                payloads.append(rows.payload)
         return wire.encode_with_payloads(message, payloads)
 
     @classmethod
@@ -73,15 +73,22 @@ class Frames:
 
 def num_bytes(frame: Frame) -> int:
     """Return the approximate size of a frame in a message, for bounds on queues."""
-    rows = frame.rows if isinstance(frame, StepRequest | Push | StepResult) else None
     extra = 0
-    if isinstance(frame, OpenSequence):
+    if (rows := rows_in(frame)) is not None:
+        extra = len(rows.payload)
+    elif isinstance(frame, OpenSequence):
         extra = PAGE_KEY_BYTES * len(frame.page_keys) + _sampler_bytes(frame.sampler)
     elif isinstance(frame, AnswerTokens | DraftText):
         extra = len(frame.token_ids)
     elif isinstance(frame, Commitment):
         extra = len(frame.signed)
-    return limits.FRAME_BYTES + extra + (0 if rows is None else len(rows.payload))
+    return limits.FRAME_BYTES + extra
+
+
+def rows_in(frame: Frame) -> Rows | None:
+    """Return the rows of a frame that has some."""
+    rows: Rows | None = getattr(frame, "rows", None)
+    return rows
 
 
 def _sampler_bytes(sampler: Sampler | None) -> int:

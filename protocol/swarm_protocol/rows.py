@@ -63,6 +63,8 @@ class Rows(Checked):
 
     def first(self, num_rows: int) -> Rows:
         """Return the first `num_rows`, in the same memory."""
+        if num_rows == self.num_rows:
+            return self
         return Rows.sized(self.codec, num_rows, self.num_columns, memoryview(self.payload))
 
     def without(self, num_rows: int) -> Rows:

@@ -54,6 +54,8 @@ RIDING_ACK_BYTES = 2**14
 """Once unacknowledged frames have cost this much, the next frame of any kind takes their acknowledgement along, which
 costs no separate write. Where both sides send, they then keep few frames, and reuse the same memory."""
 
+_KINDS = tuple(Kind)  # by number: looked up for every frame, which a call of the enum would make slow
+
 _MAX_LENGTH = {
     Kind.MORE: CHUNK_BYTES,
     Kind.DATA: CHUNK_BYTES,
@@ -98,10 +100,9 @@ def parse_header(header: bytes | memoryview) -> tuple[Kind, int]:
     """Return the kind and the checked length, so that a body is never allocated for an impossible length. Raises
     PeerViolation."""
     number, length = HEADER.unpack(header)
-    try:
-        kind = Kind(number)
-    except ValueError:
-        raise PeerViolation(f"stream has a frame of unknown kind {number}") from None
+    if number >= len(_KINDS):
+        raise PeerViolation(f"stream has a frame of unknown kind {number}")
+    kind = _KINDS[number]
     if length > _MAX_LENGTH[kind]:
         raise PeerViolation(f"stream has a {kind.name} frame of {length} bytes, more than {_MAX_LENGTH[kind]}")
     if kind is Kind.MORE and length < CHUNK_BYTES:

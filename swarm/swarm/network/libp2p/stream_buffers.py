@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import cast
 
 from swarm_protocol.errors import PeerViolation
@@ -129,7 +128,7 @@ class StreamBuffers(asyncio.BufferedProtocol):
         return memoryview(self._scratch)[self._num_scratch :]
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._try(partial(self._advance, nbytes))
+        self._try(self._advance, nbytes)
         if self._is_limited:
             self._download.charge(nbytes)
             if self._download.wait_s() > 0:
@@ -164,10 +163,10 @@ class StreamBuffers(asyncio.BufferedProtocol):
                 self._parse_on()
             view = view[num_bytes:]
 
-    def _try(self, step: Callable[[], None]) -> None:
+    def _try(self, step: Callable[..., None], *arguments: int) -> None:
         """Run `step`, and end the reading if it finds a violation."""
         try:
-            step()
+            step(*arguments)
         except PeerViolation as violation:
             self._end(violation)
 

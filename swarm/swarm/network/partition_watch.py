@@ -136,7 +136,9 @@ class PartitionWatch:
         alone = not self._dht.peers()
         if not missing and not alone:
             return "joined"
-        found = await asyncio.gather(*(self._reach_seed(seed) for seed in missing))
+        found = await asyncio.gather(
+            *(self._reach_seed(seed, is_connected=seed.peer_id in connected) for seed in missing)
+        )
         if alone:
             others = [peer_id for peer_id in reversed(self._known) if peer_id not in connected][:NUM_DIALS]
             asked = {*others, *connected}
@@ -153,8 +155,8 @@ class PartitionWatch:
     def _missing(self) -> list[PeerAddr]:
         return [seed for seed in self._given.addrs if seed.peer_id not in self._met]
 
-    async def _reach_seed(self, seed: PeerAddr) -> bool:
-        is_connected = seed.peer_id in self._host.connected  # from behind its NAT, say
+    async def _reach_seed(self, seed: PeerAddr, *, is_connected: bool) -> bool:
+        """Return whether a seed answers, which may have connected by itself, as from behind its NAT."""
         if not is_connected and not await accepts_connections(seed.addr):
             return False
         try:

@@ -48,6 +48,10 @@ NO_SECOND_BEGINNING = (
     "for good, restart this node to begin the run anew"
 )
 
+GONE_S = 3600.0
+"""Time after which a member without a state of its own no longer tries to get one that no peer shows any more. Those
+who have it may be cut off for a while or gone for good, and strangers may have made it up."""
+
 
 class OuterSteps:
     """Takes the member of `context` from one committed state to the next, until `run` has ended.
@@ -94,6 +98,8 @@ class OuterSteps:
         self._promise: Promise | None = None
         self._accused: dict[str, str] = {}
         self._num_idle = 0
+        self._lacking: Proof | None = None  # of a state that this member tries to get, as it has none of its own
+        self._lacks_since = 0.0
 
     @property
     def latest(self) -> IntervalResult | None:
@@ -102,7 +108,9 @@ class OuterSteps:
 
     @property
     def waiting(self) -> Waiting | None:
-        """The peers that this member waits for, once its interval has ended; None while it trains."""
+        """The peers that this member waits for, after its interval or for its first state; None while it trains."""
+        if self._lacking is not None:
+            return Waiting(peers=self._lacking.voters, seconds=asyncio.get_running_loop().time() - self._lacks_since)
         return self.service.driver.waiting if self.service.driver else None
 
     async def open(self) -> None:
@@ -163,26 +171,36 @@ class OuterSteps:
         return reached
 
     async def _fetch(self, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult | None:
-        """Get the state for `move_to`. A member whose own state has no roster tries until it succeeds or is to leave:
-        with others in its situation, it could begin the run a second time."""
-        context, num_failed = self.context, 0
-        while True:
-            try:
-                return await fetch_state(context, self._membership, proof, records)
-            except SwarmError as error:
-                # a state that is not the run's is no reason to wait for it
-                goes_on = bool(context.replica.roster) or isinstance(error, IntegrityError)
-                then = f"going on from outer step {context.replica.outer_step}" if goes_on else NO_SECOND_BEGINNING
-                silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
-                reason = f"it was committed, but {error.message}; {then}"
-                aborted = GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent)
-                self._reports.aborted(aborted)
-                if goes_on or self.is_stopping:
-                    return None
-            await asyncio.sleep(rest_after(num_failed))
-            num_failed += 1
-            records = await trainers(self._membership, context.run)
-            proof = await furthest(context, claims_of(context, records)) or proof
+        """Get the state for `move_to`. A member whose own state has no roster tries until it succeeds or is to leave,
+        or no peer has shown such a state for GONE_S: with others in its situation, it could begin the run a second
+        time. It never begins a run of which the author has endorsed a state."""
+        context, now, num_failed = self.context, asyncio.get_running_loop().time, 0
+        self._lacks_since = shown_at = now()
+        try:
+            while True:
+                try:
+                    return await fetch_state(context, self._membership, proof, records)
+                except SwarmError as error:
+                    is_gone = now() > shown_at + GONE_S and context.endorsements.newest is None
+                    # a state that is not the run's is no reason to wait for it
+                    goes_on = bool(context.replica.roster) or isinstance(error, IntegrityError) or is_gone
+                    self._not_fetched(proof, error, goes_on=goes_on)
+                    if goes_on or self.is_stopping:
+                        return None
+                self._lacking = proof
+                await asyncio.sleep(rest_after(num_failed))
+                num_failed += 1
+                records = await trainers(self._membership, context.run)
+                if (shown := await furthest(context, claims_of(context, records))) is not None:
+                    proof, shown_at = shown, now()
+        finally:
+            self._lacking = None
+
+    def _not_fetched(self, proof: Proof, error: SwarmError, *, goes_on: bool) -> None:
+        then = f"going on from outer step {self.context.replica.outer_step}" if goes_on else NO_SECOND_BEGINNING
+        silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
+        reason = f"it was committed, but {error.message}; {then}"
+        self._reports.aborted(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent))
 
     async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> bool:
         """Go from one committed state to the next one, while the intervals run. Return whether this member has left

@@ -14,6 +14,7 @@ import pytest
 from support.training_swarm import Member, Swarm, assert_equal_steps, certificate_of, certified, config, interval_cost
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
+from swarm.training.member import outer_steps
 from swarm.training.run.methods import Methods
 from swarm.training.state.ancestry import best_of, whom_a_newcomer_asks
 from swarm.training.state.certificate import RunSignatures
@@ -142,6 +143,28 @@ def test_forged_group_shares_no_history_with_an_honest_member_that_it_names() ->
     assert not are_of_one_history(honest, forged)
 
 
+async def strangers(swarm: Swarm, stack: AsyncExitStack, asked: list[str]) -> list[str]:
+    """Start two fresh keys that show a certificate of a last state which they do not have. Return their peer ids.
+    `asked` gets the peers that they have shown it to."""
+    keys = [Identity(bytes([100 + number]) * 32) for number in range(2)]
+    signers = [RunSignatures(identity=each, network_id="test", run=swarm.run.run_id) for each in keys]
+    forged = certified(signers, 12, NOW)
+    digest = SIGNERS[0].identity.peer_id.encode().ljust(32)[:32]
+    standing = Standing(outer_step=12, state_digest=digest, certificate=forged).to_bytes()
+
+    async def answer(peer: str, _request: bytes) -> bytes:
+        asked.append(peer)
+        return standing
+
+    for each in keys:
+        network = swarm.internet.network(each)
+        stack.push_async_callback(network.close)
+        await network.serve(Methods(swarm.run.run_id).standing, answer)
+        membership = await stack.enter_async_context(Membership(network))
+        membership.announce(TrainerRecord(run=swarm.run.run_id, outer_step=12, digest=digest, state="training"))
+    return [each.peer_id for each in keys]
+
+
 def test_newcomer_does_not_follow_two_fresh_keys_that_claim_to_be_furthest(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -153,25 +176,8 @@ def test_newcomer_does_not_follow_two_fresh_keys_that_claim_to_be_furthest(
                 await swarm.join(f"m{number}")
             while not all(member.of(OuterStep) for member in swarm.members.values()):
                 await asyncio.sleep(0.05)
-            keys = [Identity(bytes([100 + number]) * 32) for number in range(2)]
-            forged = certified(
-                [RunSignatures(identity=each, network_id="test", run=swarm.run.run_id) for each in keys], 12, NOW
-            )
-            digest = SIGNERS[0].identity.peer_id.encode().ljust(32)[:32]
-            standing = Standing(outer_step=12, state_digest=digest, certificate=forged).to_bytes()
-
-            async def answer(_peer: str, _request: bytes) -> bytes:
-                asked.append(1)
-                return standing
-
-            asked: list[int] = []
-            for each in keys:
-                network = swarm.internet.network(each)
-                stack.push_async_callback(network.close)
-                await network.serve(Methods(swarm.run.run_id).standing, answer)
-                membership = await stack.enter_async_context(Membership(network))
-                record = TrainerRecord(run=swarm.run.run_id, outer_step=12, digest=digest, state="training")
-                membership.announce(record)
+            asked = list[str]()
+            await strangers(swarm, stack, asked)
             await asyncio.sleep(1.0)
             newcomer = await swarm.join("newcomer")
             members = await swarm.finish()
@@ -181,6 +187,36 @@ def test_newcomer_does_not_follow_two_fresh_keys_that_claim_to_be_furthest(
             assert not any("it was committed" in event.reason for event in newcomer.of(RoundAborted))
 
     virtual_time.run(main(), compute_s=lambda work: 1.0 if getattr(work, "__name__", "") == "_stretch" else 0.0)
+
+
+@pytest.mark.parametrize("has_begun_to_form", [False, True])
+def test_strangers_that_show_a_state_and_do_not_give_it_hold_up_the_start_of_a_run_only_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, has_begun_to_form: bool
+) -> None:
+    """Members that have no state cannot tell them from members of the run that are cut off."""
+    caplog.set_level(logging.ERROR, logger="swarm")
+    monkeypatch.setattr(outer_steps, "GONE_S", 40.0)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=12)) as swarm, AsyncExitStack() as stack:
+            if has_begun_to_form:
+                await swarm.join("m0")
+                await asyncio.sleep(5.0)
+            keys = await strangers(swarm, stack, asked := [])
+            await asyncio.sleep(1.0)
+            members = [swarm.members.get(name) or await swarm.join(name) for name in ("m0", "m1", "m2")]
+            await asyncio.sleep(10.0)
+            for member in members:
+                assert member.peer_id in asked
+                assert member.trainer.waiting is not None
+                assert set(member.trainer.waiting.peers) == set(keys)
+            for key in keys:
+                swarm.internet.crash(key, detection_s=0.0)
+            await asyncio.sleep(20.0)
+            assert not any(member.of(OuterStep) for member in members)
+            assert_equal_steps(await swarm.finish(timeout_s=100.0), 12)
+
+    virtual_time.run(main(), compute_s=interval_cost)
 
 
 def roster(member: Member) -> tuple[str, ...]:

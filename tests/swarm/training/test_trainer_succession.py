@@ -165,7 +165,7 @@ def test_first_group_without_an_outer_step_follows_one_that_has_made_some_unless
 def test_newcomers_that_cannot_get_the_state_do_not_begin_the_run_a_second_time(
     is_stopped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As two machines of one home do whose line breaks while they fetch the state."""
+    """They are like two machines of one home whose line breaks while they fetch the state."""
     busy = list[str]()
     give = Donor.manifest
 

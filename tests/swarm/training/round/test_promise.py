@@ -211,7 +211,7 @@ def test_member_whose_disk_is_full_says_so_and_nothing_else_until_it_has_room_or
     tmp_path: Path, has_room_again: bool
 ) -> None:
     async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=13)) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=17)) as swarm:
             disk = FullDisk(tmp_path / "m2")
             for name in ("m0", "m1"):
                 await swarm.join(name, promises=PromiseFile(tmp_path / name))
@@ -237,7 +237,7 @@ def test_member_whose_disk_is_full_says_so_and_nothing_else_until_it_has_room_or
             else:
                 member.trainer.stop()
             members = await swarm.finish(timeout_s=100.0)
-            assert_equal_steps(members if has_room_again else members[:2], 13)
+            assert_equal_steps(members if has_room_again else members[:2], 17)
             assert not any(each.of(MemberConvicted) for each in members)
             assert (len(member.of(OuterStep)) > 5) == has_room_again
 

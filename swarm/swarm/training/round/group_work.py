@@ -182,10 +182,11 @@ def valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
     if signed is None:
         return {}
     votes = state.voting.prepare_votes if kind == "prepare" else state.voting.commit_votes
+    members = set(signed.group.peer_ids)  # made anew each time that it is asked for
     return {
         peer: vote
         for peer, vote in votes.items()
-        if peer in signed.group.peer_ids and vote.group_digest == signed.digest and _can_have(signed, vote.outcome)
+        if peer in members and vote.group_digest == signed.digest and _can_have(signed, vote.outcome)
     }
 
 

@@ -42,6 +42,7 @@ from support.round_scripts import (
 )
 from swarm.training.round import state_machine as machine
 from swarm.training.round.group_formation import MAX_LONE_MOVES, MIN_WORK_DUE_S, awaited_peers, num_lacking
+from swarm.training.round.group_work import valid_votes
 from swarm.training.round.round_events import (
     Announce,
     Ask,
@@ -69,7 +70,7 @@ from swarm.training.round.round_state import DOUBTED_S, MAX_BELIEVED_ATTEMPT
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.identity import Identity, short_id
-from swarm_protocol.training_messages import Contribution, SignedGroup
+from swarm_protocol.training_messages import Contribution, Group, SignedGroup
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -328,6 +329,15 @@ def test_later_attempt_that_was_named_too_soon_begins_when_it_is_due() -> None:
     assert due - 1.0 < 0.1
     state, _ = machine.step(state, Tick(), due)
     assert state.attempt == 2
+
+
+def test_votes_are_counted_without_listing_the_members_anew_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, script = member_commits()
+    state, _ = run(script[:8])
+    listed, list_members = [], Group.peer_ids.fget  # type: ignore[attr-defined]
+    monkeypatch.setattr(Group, "peer_ids", property(lambda group: listed.append(1) or list_members(group)))
+    assert len(valid_votes(state, "prepare")) == 3
+    assert len(listed) == 1
 
 
 def test_coordinator_that_names_one_attempt_after_another_is_given_up() -> None:

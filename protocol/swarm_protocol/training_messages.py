@@ -221,7 +221,7 @@ class ReadyReply(wire.WireMessage):
 
     group     `group` is the signed group
     pending   there is no group yet: ask again
-    attempt   this step is at `attempt` now
+    attempt   this step is at `attempt` now; the `reason` says why the one before was given up, if the sender did so
     behind    the member needs the state `state_digest`, which `certificate` committed (empty: the run's initial state)
     left_out  the group was formed without the member, for this `reason`
     """

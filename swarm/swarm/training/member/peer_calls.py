@@ -217,7 +217,7 @@ class ReportCalls:
                 self._groups.check(signed)
                 return Grouped(signed=signed)
             case "attempt":
-                return Moved(attempt=attempt, to=reply.attempt)
+                return Moved(attempt=attempt, to=reply.attempt, reason=reply.reason)
             case "left_out":
                 return LeftOut(attempt=attempt, reason=reply.reason)
             case _:

@@ -65,10 +65,12 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moved:
-    """The coordinator of `attempt` says that the step is at attempt `to` by now."""
+    """The coordinator of `attempt` says that the step is at attempt `to` by now, and for which reason, if it gave one
+    up."""
 
     attempt: int
     to: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -348,7 +348,7 @@ def give_up(state: RoundState, reason: str, missing: tuple[str, ...], now: float
     attempt = state.attempt
     state, actions = rest(state, reason, missing, now)
     timers = state.timers
-    state, replies = begin_attempt(state, attempt + 1)
+    state, replies = begin_attempt(state, attempt + 1, reason)
     return replace(state, phase="resting", timers=timers), [*actions, *replies]
 
 
@@ -368,10 +368,11 @@ def rest(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -
     return state, [notice]
 
 
-def begin_attempt(state: RoundState, attempt: int) -> Transition:
-    """Begin `attempt`, and tell the peers that still wait for an earlier one."""
+def begin_attempt(state: RoundState, attempt: int, reason: str = "") -> Transition:
+    """Begin `attempt`, and tell the peers that still wait for an earlier one, and for which `reason` it failed."""
+    why = reason[: limits.MAX_FAILURE_TEXT_CHARS]
     replies: list[Action] = [
-        Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=attempt))
+        Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=attempt, reason=why))
         for peer, each in state.reports.items()
         if each.attempt < attempt
     ]

@@ -165,8 +165,8 @@ def _in_forming(state: RoundState, event: FormingEvent, now: float) -> Transitio
             return replace(state, reports={by: each for by, each in state.reports.items() if by != peer}), []
         case CredentialsExpired(attempt=attempt, at=at):
             return on_expired(state, attempt, at, now)
-        case Moved(attempt=attempt, to=to):
-            return _on_moved(state, attempt, to, now)
+        case Moved():
+            return _on_moved(state, event, now)
         case LeftOut(attempt=attempt, reason=reason):
             return on_left_out(state, attempt, reason, now)
 
@@ -209,14 +209,16 @@ def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Trans
     return advance(with_coordinator(state), now)
 
 
-def _on_moved(state: RoundState, attempt: int, to: int, now: float) -> Transition:
-    """Follow the coordinator to a later attempt, where it waits for this member."""
-    if not (attempt == state.attempt < to and is_waiting(state)):
+def _on_moved(state: RoundState, event: Moved, now: float) -> Transition:
+    """Follow the coordinator to a later attempt, where it waits for this member. If this member does not follow it any
+    more, end the attempt."""
+    if not (event.attempt == state.attempt < event.to and is_waiting(state)):
         return state, []
     coordinator = state.coordinator
-    state, actions = follow(state, coordinator, to, now)
-    if state.attempt == attempt:
-        return give_up(state, f"the coordinator {short_id(coordinator)} moves on again and again", (), now)
+    state, actions = follow(state, coordinator, event.to, now)
+    if state.attempt == event.attempt:
+        why = f', and says "{event.reason}"' if event.reason else ""
+        return give_up(state, f"the coordinator {short_id(coordinator)} gave the attempt up{why}", (), now)
     return state, actions
 
 

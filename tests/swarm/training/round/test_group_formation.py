@@ -573,7 +573,9 @@ def test_founder_with_an_expired_invitation_signs_no_group_and_the_others_contin
     state, (notice, *replies) = step(state, CredentialsExpired(attempt=0, at=100.0), 100.0)
     assert isinstance(notice, GiveUp)
     assert (notice.reason, notice.missing) == (UNINVITED, ())
-    assert replies == [Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=1)) for peer in others]
+    assert replies == [
+        Reply(peer=peer, reply=ReadyReply(kind="attempt", attempt=1, reason=UNINVITED)) for peer in others
+    ]
     assert not state.faults.failed
 
 

@@ -343,9 +343,9 @@ def test_votes_are_counted_without_listing_the_members_anew_for_each(monkeypatch
 def test_coordinator_that_names_one_attempt_after_another_is_given_up() -> None:
     state, _ = run([(0.0, OFFER), (0.1, Moved(attempt=0, to=4))])
     coordinator = state.coordinator
-    state, actions = machine.step(state, Moved(attempt=4, to=9), 0.11)
+    state, actions = machine.step(state, Moved(attempt=4, to=9, reason="1 of 2 is ready"), 0.11)
     (notice,) = [each for each in actions if isinstance(each, GiveUp)]
-    assert short_id(coordinator) in notice.reason
+    assert notice.reason == f'the coordinator {short_id(coordinator)} gave the attempt up, and says "1 of 2 is ready"'
     assert (state.attempt, state.phase) == (5, "resting")
 
 

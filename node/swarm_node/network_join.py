@@ -68,6 +68,8 @@ async def join_network(
                     break
                 if alone := network.entry.unreached:
                     emitter.warning(f"{alone.message}; this seed starts alone and keeps trying", remedy=alone.remedy)
+                if wrong := network.entry.clock_error:
+                    emitter.warning(f"{wrong.message}, unless that is wrong itself", remedy=wrong.remedy)
                 if config.invite is not None:
                     kept_invitation.keep(home, config.invite)
                 return network

@@ -251,6 +251,8 @@ async def check_network(config: Config, say: Callable[[str], None] = lambda _tex
         async with visiting(
             config, listen=_usable(config), announce=config.announce, remembered=known, relay=config.relay
         ) as (network, membership):
+            if clock.result == "ok" and (wrong := network.entry.clock_error):
+                clock = Finding("clock", "warn", wrong.message, wrong.remedy)
             say(f"asking other nodes whether they reach this one, for up to {reachability.EXAMINE_TIMEOUT_S:.0f} s")
             return await _look_around(config, network, membership, clock)
     except ClockError as error:

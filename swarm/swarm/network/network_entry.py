@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from swarm_protocol import limits
@@ -175,12 +175,14 @@ Failures = Mapping[str, BaseException]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkEntry:
     """The peer ids through which a node entered its network: given ones, remembered ones, and those found in the local
-    network. A node that starts alone, as none of its given peers answered, has the reason in `unreached`."""
+    network. A node that starts alone, as none of its given peers answered, has the reason in `unreached`. One whose
+    clock is wrong by those of too few peers to be sure has that in `clock_error`."""
 
     given: tuple[str, ...] = ()
     remembered: tuple[str, ...] = ()
     nearby: tuple[str, ...] = ()
     unreached: NobodyReached | None = None
+    clock_error: ClockError | None = None
 
     @property
     def peer_ids(self) -> tuple[str, ...]:
@@ -223,8 +225,7 @@ async def join(
     if entry.peer_ids:
         for addr, failure in failures.items():
             logger.warning("%s: %s", addr, failure)
-        _check_clock(outcomes)
-        return entry
+        return replace(entry, clock_error=_check_clock(outcomes))
     if not failures and (may_be_first or not (remembered or find_nearby)):
         return entry
     error = _unreachable_error(
@@ -371,16 +372,20 @@ def _unreachable_error(
     return NobodyReached("; ".join(reasons), remedy=remedy)
 
 
-def _check_clock(outcomes: Outcomes) -> None:
-    """Raises ClockError if this machine's clock is wrong by those of the given peers, or of enough others."""
+def _check_clock(outcomes: Outcomes) -> ClockError | None:
+    """Raises ClockError if this machine's clock is wrong by those of the given peers, or of enough others. Return the
+    error if it is wrong by those of fewer others, since one of them may lie."""
     skew_of = {target: each.skew_s for target, each in outcomes.items() if isinstance(each, Greeting)}
     given_s = [skew_s for target, skew_s in skew_of.items() if isinstance(target, PeerAddr)]
     skews_s = given_s or list(skew_of.values())
     skew_s = statistics.median(skews_s)
-    if abs(skew_s) <= limits.MAX_CLOCK_SKEW_S or not (given_s or len(skews_s) >= MIN_CLOCKS):
-        return
+    if abs(skew_s) <= limits.MAX_CLOCK_SKEW_S:
+        return None
     peers = "peer that" if len(skews_s) == 1 else f"{len(skews_s)} peers that"
-    raise ClockError(
+    error = ClockError(
         f"this machine's clock is {off_by(skew_s)} that of the {peers} it reached",
         remedy="set the clock, for example by turning on network time",
     )
+    if given_s or len(skews_s) >= MIN_CLOCKS:
+        raise error
+    return error

@@ -438,13 +438,14 @@ def test_start_fails_with_the_remembered_peers_version_when_they_were_all_update
     asyncio.run(main())
 
 
-def test_clock_of_one_remembered_peer_ends_no_start(tmp_path: Path) -> None:
+def test_clock_of_one_remembered_peer_ends_no_start_and_is_told(tmp_path: Path) -> None:
     async def main() -> None:
         async with bare_host(Hello(network_id="test", software_version="9"), skew_s=3600) as addr:
             liar = parse_peer_addr(addr)
             remembered = (Contact(peer_id=liar.peer_id, addrs=(liar.addr,)),)
             async with await libp2p_node(tmp_path / "a", remembered=remembered) as node:
                 assert node.entry.remembered == (liar.peer_id,)
+                assert "clock is 60 min behind" in str(node.entry.clock_error)
 
     asyncio.run(main())
 

@@ -117,9 +117,10 @@ class OpenSequence(Checked):
     """Asks for a sequence on blocks `[start, end)` with room for `max_tokens`, whose outputs are sent in `codec`.
 
     With `grow_to`, the sequence may grow to that many positions: those beyond `max_tokens` get their room when they
-    come. `page_keys` name the full pages of the prompt that the server may still hold. With `take_over`, it begins with
-    the keys and values of that sequence instead. `sampler` says how the sequence of the last block changes the logits
-    of its draws. SequenceReady or SequenceEnded answers it.
+    come. `page_keys` name the full pages of the prompt. The server may still hold some: the sequence begins after those
+    of the first `may_skip` positions, of which the client needs no outputs. With `take_over`, it begins with the keys
+    and values of that sequence instead. `sampler` says how the sequence of the last block changes the logits of its
+    draws. SequenceReady or SequenceEnded answers it.
     """
 
     sequence_id: SequenceId
@@ -135,6 +136,7 @@ class OpenSequence(Checked):
     take_over: SequenceRef | None = None
     sampler: Sampler | None = None
     grow_to: Position = 0
+    may_skip: Position = 0
 
     def __post_init__(self) -> None:
         check_int(self.end, "end", low=self.start + 1, high=limits.MAX_BLOCKS)
@@ -214,7 +216,7 @@ class CloseSequence(Checked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceReady(Checked):
-    """The sequence is open and holds `length` positions; the first step may begin at any of them."""
+    """The sequence is open and holds `length` positions. It begins there: rows before are dropped."""
 
     sequence_id: SequenceId
     max_step_tokens: Annotated[int, whole(limits.MAX_STEP_TOKENS, low=1)]

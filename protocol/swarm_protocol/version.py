@@ -14,7 +14,7 @@ from swarm_protocol.proto import hello_pb2
 
 # Increases with a release whose peers cannot work with those of earlier ones: other methods, other meanings, other
 # bounds. Changes between two releases share one number.
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 
 
 @cache

@@ -199,13 +199,13 @@ class Node:
         self._answer("/swarm/hello", lambda _peer_id, _request: self._hello())
 
     def protocol(self, rest: str) -> str:
-        return f"/swarm/6/{self.network}/{rest}"
+        return f"/swarm/7/{self.network}/{rest}"
 
     async def join(self, addr: str) -> hello_pb2.Hello:
         peer_id = addr.rsplit("/", 1)[1]
         self.connections[peer_id] = await self.host.dial(addr)
         theirs = unpack(hello_pb2.Hello, await self.unary(peer_id, "/swarm/hello", self._hello()))
-        if theirs.network_id != self.network or theirs.protocol_version != 6:
+        if theirs.network_id != self.network or theirs.protocol_version != 7:
             raise ConnectionError(f"The peer is of another network or version: {theirs}")
         if abs(theirs.sent_at - time.time()) > SKEW_S:
             raise ConnectionError("The clocks differ.")
@@ -213,7 +213,7 @@ class Node:
 
     def _hello(self) -> bytes:
         return pack(
-            hello_pb2.Hello(network_id=self.network, protocol_version=6, software_version="2", sent_at=time.time())
+            hello_pb2.Hello(network_id=self.network, protocol_version=7, software_version="2", sent_at=time.time())
         )
 
     async def listen(self) -> None:

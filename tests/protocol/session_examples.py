@@ -71,6 +71,7 @@ EXAMPLES: tuple[object, ...] = (
                 max_tokens=256,
                 codec="int8",
                 page_keys=(SEQUENCE, OTHER_SEQUENCE),
+                may_skip=16,
                 previous=SequenceRef(peer_id=PEER, sequence_id=OTHER_SEQUENCE),
                 next=SequenceRef(peer_id=OTHER_PEER, sequence_id=OTHER_SEQUENCE),
                 take_over=SequenceRef(peer_id=PEER, sequence_id=OTHER_SEQUENCE),

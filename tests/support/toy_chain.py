@@ -133,7 +133,6 @@ class ToySequence:
     states: list[States]
     sequence_id: bytes
     num_links: int = 0
-    is_fresh: bool = True
     busy_until_s: float = 0.0
     num_drafts: int = 0
     guessed: list[int] = field(default_factory=list)
@@ -428,7 +427,7 @@ class ToyWorld:
         )
 
     def opening(self, action: OpenStage) -> Callable[[], None]:
-        stage, told, num_known = action.stage, action.stage.link.neighbours, action.stage.max_length
+        stage, told, num_known = action.stage, action.stage.link.neighbours, action.stage.may_skip // 16 * 16
 
         def happen(server: ToyServer) -> None:
             if server.is_leaving:
@@ -480,10 +479,6 @@ class ToyWorld:
         sequence = server.sequences.get(sequence_id)
         if sequence is None:
             return
-        if sequence.is_fresh:
-            assert position <= sequence.length
-            del sequence.states[position + 1 :]
-            sequence.is_fresh = False
         if position > sequence.length:
             self.end_sequence(server, sequence_id, PeerViolation("a gap"))
             return

@@ -91,7 +91,6 @@ class ToySequence:
     previous: SequenceRef | None
     next: SequenceRef | None
     num_links: int = 0
-    is_fresh: bool = True
     may_take: set[str] = field(default_factory=set)
 
     @property
@@ -204,7 +203,7 @@ class ToyServer:
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         else:
-            self._ready(peer_id, connection, opened, self.pages[: 16 * len(opened.page_keys) + 1])
+            self._ready(peer_id, connection, opened, self.pages[: opened.may_skip // 16 * 16 + 1])
 
     async def _take_over(self, peer_id: str, connection: MultiplexedConnection, opened: OpenSequence) -> None:
         assert opened.take_over is not None
@@ -241,9 +240,6 @@ class ToyServer:
         sequence = self.sequences.get(key)
         if sequence is None:
             return
-        if sequence.is_fresh:
-            del sequence.states[step.position + 1 :]
-            sequence.is_fresh = False
         if step.position > sequence.length:
             self._end(*key, sequence.connection, PeerViolation("a gap"))
             return

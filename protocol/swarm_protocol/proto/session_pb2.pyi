@@ -91,7 +91,7 @@ class Frame(_message.Message):
         fingerprint: bytes
         def __init__(self, token_id: _Optional[int] = ..., logprob: _Optional[float] = ..., top_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ..., fingerprint: _Optional[bytes] = ...) -> None: ...
     class OpenSequence(_message.Message):
-        __slots__ = ("sequence_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous", "next", "take_over", "sampler", "grow_to")
+        __slots__ = ("sequence_id", "session_id", "revision", "start", "end", "max_tokens", "codec", "page_keys", "previous", "next", "take_over", "sampler", "grow_to", "may_skip")
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]
         SESSION_ID_FIELD_NUMBER: _ClassVar[int]
         REVISION_FIELD_NUMBER: _ClassVar[int]
@@ -105,6 +105,7 @@ class Frame(_message.Message):
         TAKE_OVER_FIELD_NUMBER: _ClassVar[int]
         SAMPLER_FIELD_NUMBER: _ClassVar[int]
         GROW_TO_FIELD_NUMBER: _ClassVar[int]
+        MAY_SKIP_FIELD_NUMBER: _ClassVar[int]
         sequence_id: bytes
         session_id: str
         revision: str
@@ -118,7 +119,8 @@ class Frame(_message.Message):
         take_over: Frame.SequenceRef
         sampler: Frame.Sampler
         grow_to: int
-        def __init__(self, sequence_id: _Optional[bytes] = ..., session_id: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_tokens: _Optional[int] = ..., codec: _Optional[str] = ..., page_keys: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., take_over: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., sampler: _Optional[_Union[Frame.Sampler, _Mapping]] = ..., grow_to: _Optional[int] = ...) -> None: ...
+        may_skip: int
+        def __init__(self, sequence_id: _Optional[bytes] = ..., session_id: _Optional[str] = ..., revision: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., max_tokens: _Optional[int] = ..., codec: _Optional[str] = ..., page_keys: _Optional[bytes] = ..., previous: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., next: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., take_over: _Optional[_Union[Frame.SequenceRef, _Mapping]] = ..., sampler: _Optional[_Union[Frame.Sampler, _Mapping]] = ..., grow_to: _Optional[int] = ..., may_skip: _Optional[int] = ...) -> None: ...
     class StepRequest(_message.Message):
         __slots__ = ("sequence_id", "position", "want", "forward", "draw", "rows")
         SEQUENCE_ID_FIELD_NUMBER: _ClassVar[int]

@@ -34,8 +34,8 @@ class AnsweredSpan:
     `previous_peer_id` is the server whose outputs were the inputs. `signed` is the server's commitment in its envelope,
     or empty; `was_cut_off`: the connection ended before it came.
 
-    `is_taken_over`: the server began with another server's keys and values. Otherwise its first input came at position
-    `takes_from` at the latest. `dtype` is the one in which it says that it computes, or "".
+    `is_taken_over`: the server began with another server's keys and values. Its first input came at position
+    `begins_at`. `dtype` is the one in which it says that it computes, or "".
     """
 
     peer_id: str
@@ -51,7 +51,7 @@ class AnsweredSpan:
     signed: bytes
     was_cut_off: bool = False
     is_taken_over: bool = False
-    takes_from: int = 0
+    begins_at: int = 0
     dtype: str = ""
 
 

@@ -130,13 +130,13 @@ class _Comparison:
     def _is_from_cache(self) -> bool:
         """Return whether the server may legitimately have begun with cached rows that it did not commit to.
 
-        Block 0 has no such rows, since its inputs are tokens. A server that claims a cache although its first input
-        came earlier has left out inputs from its commitment.
+        Block 0 has no such rows, since its inputs are tokens. A server that claims a cache and began elsewhere has left
+        out inputs from its commitment.
         """
         if not self._span.start:
             return False
         _, stated = signed_by(self._span.signed, self._context.network_id)
-        return 0 < stated.inputs_from <= self._span.takes_from
+        return stated.inputs_from == self._span.begins_at > 0
 
     async def _computed(self, inputs: SpanInputs) -> tuple[str, Floats] | None:
         """Have the next willing candidate compute the span; None if MAX_CANDIDATES_ASKED refuse."""

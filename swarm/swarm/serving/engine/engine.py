@@ -179,10 +179,11 @@ class Engine:
         max_tokens: int,
         grow_to: int = 0,
         page_keys: Sequence[bytes] = (),
+        may_skip: int = 0,
     ) -> EngineSequence:
         """Open a sequence with room for `max_tokens` on blocks [start, end), which may grow to `grow_to` while there is
-        room. It begins with the pages of `page_keys` that are still cached. The caller must close it. `network` is the
-        provider's network of the client; None: one of its own.
+        room. It begins with the pages of `page_keys` that are still cached, and lie within the first `may_skip`
+        positions. The caller must close it. `network` is the provider's network of the client; None: one of its own.
 
         Raises PeerRefused, with `retry_after_s` if a retry may succeed.
         """
@@ -198,18 +199,19 @@ class Engine:
             )
         names = PageNames(self._revision, client, start, end, page_keys[: max_tokens // PAGE_TOKENS])
         sharer = Sharer(network or client, client)
-        page_table = self._admit(sharer, -(-max_tokens // PAGE_TOKENS), names)
+        wanted = names.wanted[: may_skip // PAGE_TOKENS]
+        page_table = self._admit(sharer, -(-max_tokens // PAGE_TOKENS), wanted)
         sequence = EngineSequence(self, sharer, (start, end), most, page_table, names)
         self._sequences[sequence] = None
         return sequence
 
-    def _admit(self, sharer: Sharer, num_pages: int, names: PageNames) -> PageTable:
+    def _admit(self, sharer: Sharer, num_pages: int, wanted: Sequence[bytes]) -> PageTable:
         now_s = asyncio.get_running_loop().time()
         self._shares.check(sharer, num_pages, now_s=now_s)
         self._shares.check_turn(sharer, num_pages, num_free=self.pages.num_free, now_s=now_s)
-        page_table, retry_after_s = self._reserve(sharer, num_pages, names), RETRY_AFTER_S
+        page_table, retry_after_s = self._reserve(sharer, num_pages, wanted), RETRY_AFTER_S
         if page_table is None and self._evict(sharer, num_pages, now_s, num_more=1):
-            page_table, retry_after_s = self._reserve(sharer, num_pages, names), PASS_S
+            page_table, retry_after_s = self._reserve(sharer, num_pages, wanted), PASS_S
         if page_table is None:
             raise self._shares.refused(sharer, num_pages, now_s=now_s, num_more=1, retry_after_s=retry_after_s)
         self._shares.admitted(sharer, num_pages, now_s=now_s)
@@ -229,10 +231,10 @@ class Engine:
             if not self.pages.extend(sequence.page_table, num_pages):
                 raise self._shares.refused(sharer, num_more, now_s=now_s, retry_after_s=retry_after_s)
 
-    def _reserve(self, sharer: Sharer, num_pages: int, names: PageNames) -> PageTable | None:
+    def _reserve(self, sharer: Sharer, num_pages: int, wanted: Sequence[bytes]) -> PageTable | None:
         if len(self._sequences) >= self._shares.places_for(sharer):
             return None
-        return self.pages.reserve(num_pages, names.wanted)
+        return self.pages.reserve(num_pages, wanted)
 
     def _evict(self, sharer: Sharer, num_pages: int, now_s: float, *, num_more: int = 0) -> bool:
         """End sequences of other peers, and return whether there is then room for `num_pages` and `num_more` sequences

@@ -126,20 +126,12 @@ class PageAllocator:
         page_table.num_promised -= num_new
         self._num_promised -= num_new
 
-    def shrink(self, page_table: PageTable, num_pages: int) -> bool:
-        """Give back the pages from index `num_pages`, and reserve as many again.
-
-        Return False, and change nothing, if other tables also hold some of them and there is no room to replace these.
-        """
-        dropped = page_table.pages[num_pages:]
-        if sum(self._num_holders[page] > 1 for page in dropped) > self.num_free:
-            return False
-        self._drop(dropped)
-        del page_table.pages[num_pages:]
-        page_table.num_shared = min(page_table.num_shared, num_pages)
-        page_table.num_promised += len(dropped)
-        self._num_promised += len(dropped)
-        return True
+    def empty(self, page_table: PageTable) -> None:
+        """Give back the pages of a table that shares none, and reserve as many again."""
+        num_pages = page_table.num_pages
+        self.release(page_table)
+        has_room = self.extend(page_table, num_pages)
+        assert has_room
 
     def register(self, page_table: PageTable, index: int, key: bytes, inputs: PageInputs | None = None) -> None:
         """Record that the table's page at `index` has the content that `key` names, computed from `inputs` if these are

@@ -101,7 +101,6 @@ class EngineSequence:
         self._names = names
         self._unnamed: list[int] = []  # tokens of the last positions, of which no page was named yet
         self._names.begin(len(page_table.pages))
-        self._has_stepped = False
         self._step: SequenceStep | None = None
         self._num_moving = 0
 
@@ -123,32 +122,6 @@ class EngineSequence:
     @property
     def is_idle(self) -> bool:
         return self._step is None and not self._num_moving
-
-    def rewind(self, position: int) -> None:
-        """Keep only the first `position` positions. Only before the first step.
-
-        Raises PeerViolation for a position beyond `length` or within a shared page, and PeerRefused if there is no room
-        to replace shared pages.
-        """
-        self._check_open()
-        num_pages = -(-position // PAGE_TOKENS)
-        if self._has_stepped or not 0 <= position <= self.length:
-            raise PeerViolation(f"a session that holds {self.length} positions cannot begin at {position}")
-        if position % PAGE_TOKENS and num_pages <= self.page_table.num_shared:
-            raise PeerViolation(
-                f"a session cannot begin at {position}", remedy=f"begin at a multiple of {PAGE_TOKENS} positions"
-            )
-        if position == self.length:
-            return
-        if not self._engine.pages.shrink(self.page_table, num_pages):
-            raise PeerRefused(
-                "the server has no room to recompute shared positions",
-                remedy="begin later in the prompt, or ask another server",
-                retry_after_s=RETRY_AFTER_S,
-                lacks_room=True,
-            )
-        self.length = position
-        self._names.begin(num_pages)
 
     def room_for_drafts(self, position: int) -> int:
         """Return how many drafts may follow the positions before `position`."""
@@ -201,7 +174,7 @@ class EngineSequence:
             since_s=loop.time(),
             future=loop.create_future(),
         )
-        self._step, self._has_stepped = step, True
+        self._step = step
         self._engine.submit(step)
         try:
             return await step.future
@@ -287,7 +260,8 @@ class EngineSequence:
         """
         if not 0 <= length <= self.max_tokens:
             raise PeerViolation(f"{length} positions of a session of at most {self.max_tokens}")
-        self.rewind(0)
+        self._check_open()
+        assert not self.length, "a sequence that has content takes over no other"
         self._names.stop()
         num_pages = -(-length // PAGE_TOKENS)
         self._engine.extend(self, num_pages)
@@ -297,7 +271,7 @@ class EngineSequence:
             await self._write_all(pieces, num_pages)
         except BaseException:
             if self.end_error is None:
-                self._engine.pages.shrink(self.page_table, 0)
+                self._engine.pages.empty(self.page_table)
             raise
         finally:
             self._num_moving -= 1

@@ -261,6 +261,7 @@ class ConnectionServer:
             max_tokens=wanted.max_tokens,
             grow_to=wanted.grow_to,
             page_keys=() if wanted.take_over else wanted.page_keys,
+            may_skip=wanted.may_skip,
         )
         try:
             asked = wanted.sampler

@@ -187,7 +187,7 @@ class ServerSession:
 
     def ready(self) -> None:
         """Accept steps from now on, and tell the client."""
-        self._inbox.is_open = True
+        self._inbox.open()
         ready = SequenceReady(
             sequence_id=self.sequence_id,
             max_step_tokens=self._deployed.loaded.max_step_tokens,

@@ -136,8 +136,8 @@ class CheckedStep:
 class SessionInbox:
     """Queues the steps of one session on `span`, each of at most `max_step_tokens`.
 
-    Hidden states arrive in `codec`. `on_taken` gets the accepted rows, each once, and their first position. Before
-    `is_open` is set, steps are refused.
+    `length` is the session's length after all waiting steps. Hidden states arrive in `codec`. `on_taken` gets the
+    accepted rows, each once, and their first position. Before `open`, steps are refused.
 
     `finish` releases the bytes of each step that `next` has returned; `close` drops the steps that still wait.
     """
@@ -153,7 +153,8 @@ class SessionInbox:
         max_step_tokens: int,
         on_taken: Callable[[int, Rows], None] = lambda _position, _rows: None,
     ) -> None:
-        self.is_open = False
+        self.length = 0
+        self._is_open = False
         self._client = client
         self._sequence = sequence
         self._span = span
@@ -162,15 +163,13 @@ class SessionInbox:
         self._codec = codec
         self._on_taken = on_taken
         self._backpressure = backpressure
-        self._expected: int | None = None  # the length after all waiting steps; None before the first step
         self._num_drafts = 0  # of the last step
         self._steps: deque[CheckedStep] = deque()
         self._arrived = asyncio.Event()
 
-    @property
-    def length(self) -> int:
-        """The session's length after all waiting steps."""
-        return self._sequence.length if self._expected is None else self._expected
+    def open(self) -> None:
+        """Take steps from now on. The session begins after what its sequence holds, whoever sends the first rows."""
+        self._is_open, self.length = True, self._sequence.length
 
     @property
     def firm_length(self) -> int:
@@ -180,19 +179,18 @@ class SessionInbox:
     def settle(self, length: int) -> None:
         """Record how many positions the session holds after the drafts of its last step were compared."""
         if not self._steps:
-            self._expected, self._num_drafts = length, 0
+            self.length, self._num_drafts = length, 0
 
     def take(self, frame: StepRequest | Push) -> None:
         """Check a frame and queue its step. Raises PeerViolation, PeerRefused."""
-        if not self.is_open:
+        if not self._is_open:
             raise PeerRefused("the session is not open yet", retry_after_s=1.0)
         rows, position, num_drafts = frame.rows, frame.position, frame.num_drafts if isinstance(frame, Push) else 0
-        if self._expected is not None:
-            num_run = min(rows.num_rows - num_drafts, self.firm_length - position)
-            if num_run == rows.num_rows - num_drafts:
-                return
-            if num_run > 0:
-                rows, position = rows.without(num_run), self.firm_length
+        num_run = min(rows.num_rows - num_drafts, self.firm_length - position)
+        if num_run == rows.num_rows - num_drafts:
+            return
+        if num_run > 0:
+            rows, position = rows.without(num_run), self.firm_length
         if position > self.length:
             raise PeerViolation(f"rows from position {position} on, and the session ends at {self.length}")
         if self._num_drafts and self._is_last:
@@ -205,10 +203,8 @@ class SessionInbox:
         forward = not self._is_last and (isinstance(frame, Push) or frame.forward)
         before = self._before(frame, rows.num_rows, forward=forward)
         x = self._decoded(rows)
-        if self._expected is None:
-            self._sequence.rewind(position)
         self._backpressure.take(self._client, x.nbytes)
-        self._expected, self._num_drafts = firm_end + num_drafts, num_drafts
+        self.length, self._num_drafts = firm_end + num_drafts, num_drafts
         self._on_taken(position, rows)
         step = CheckedStep(
             position=position,

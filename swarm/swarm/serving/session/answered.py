@@ -168,7 +168,7 @@ class ClosedAnswer:
             signed=signed,
             was_cut_off=self.last[stage].was_cut_off,
             is_taken_over=stage.is_taken_over,
-            takes_from=stage.opened.length if self._was_replayed and stage.opened else stage.takes_from,
+            begins_at=stage.opened.length if stage.opened else 0,
             dtype=stage.dtype,
         )
 

@@ -24,7 +24,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from swarm_protocol.errors import PeerViolation
-from swarm_protocol.limits import PAGE_TOKENS
 
 from swarm.serving.session.replay_buffer import ReplayBuffer, ReplayBuffers
 from swarm.serving.session.session_actions import Feed, TakeToken, UpdateLink
@@ -110,8 +109,6 @@ class Pipeline:
     def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
         """Take a server's report of what it has run. Raises PeerViolation if the report is impossible."""
         is_last = stage.end == self.num_blocks
-        if report.position <= stage.begins_at and report.token is None and not report.push_failed:
-            return []  # the server before pushed earlier rows first, from which this one has begun anew
         lacks_drafts = report.lacks_drafts(stage.reported, self.drafted)
         if self.links.lost_token.check(report.firm_end) or (lacks_drafts and report.rows):
             return []  # a new stage upstream has pushed right drafts to it again
@@ -208,6 +205,11 @@ class Pipeline:
         """Return the first position whose output of the stage is not known yet."""
         return self.request.answered if stage.end == self.num_blocks else self.buffers[stage.end].length
 
+    def may_skip(self, stage: Stage) -> int:
+        """Return how many positions a new stage need not run if its server holds them: their inputs and outputs are
+        known."""
+        return min(self.buffers[stage.start].length, self.needed(stage))
+
     def _next_feed(self, index: int) -> Feed | None:
         """Return the rows to send to the stage next, or None if it has all, or enough for now."""
         stage = self.stages[index]
@@ -267,13 +269,8 @@ class Pipeline:
         self.stages.sort(key=lambda stage: stage.start)
         for stage in stages:
             assert stage.opened is not None
-            length = stage.opened.length
-            position = min(length, self.buffers[stage.start].length, self.needed(stage))
-            # a sequence can give up shared pages only as a whole
-            stage.begin(position if position == length else position // PAGE_TOKENS * PAGE_TOKENS)
+            stage.begin(stage.opened.length)
             stage.outputs_from = self.needed(stage)
-            # if the client feeds some rows, later rows may arrive first by a push
-            stage.takes_from = stage.num_run if stage.num_run == self.buffers[stage.start].length else length
         self.buffers.keep({*(stage.start for stage in self.stages), *other_starts})
         self._chunk = min([self._max_step_tokens] + [s.opened.max_step_tokens for s in self.stages if s.opened])
         self.links.have_changed, self.request.is_timed = True, False

@@ -353,7 +353,7 @@ class Session:
                 return self._state.on_link_ack(stage, message.num_links, message.position, now_s)
             case SequenceReady():
                 self._client.health.worked(stage.peer_id)
-                self._messages.note_pages(stage, stage.max_length)
+                self._messages.note_pages(stage, self._state.pipeline.length)
                 return self._state.on_opened(stage, message, now_s)
             case SequenceEnded():
                 error = message.error(stage.peer_id)

@@ -132,7 +132,6 @@ class SessionMessages:
 
     def open(self, action: OpenStage) -> OpenSequence:
         stage, taken_over = action.stage, action.taken_over
-        num_pages = 0 if taken_over else stage.max_length // PAGE_TOKENS
         return OpenSequence(
             sequence_id=stage.sequence_id,
             session_id=self.session_id,
@@ -142,7 +141,8 @@ class SessionMessages:
             max_tokens=self.room_tokens,
             grow_to=self.max_tokens,
             codec=self.codec,
-            page_keys=tuple(self._keys[stage.start > 0][:num_pages]),
+            page_keys=() if taken_over else tuple(self._keys[stage.start > 0]),
+            may_skip=stage.may_skip,
             previous=_ref(stage.link.neighbours.upstream),
             next=_ref(stage.link.neighbours.downstream),
             take_over=_ref(taken_over),

@@ -19,7 +19,6 @@ import math
 from collections.abc import Callable, Sequence
 
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SessionError, SwarmError
-from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.session_frames import SequenceReady
 
 from swarm.serving.session.pipeline import Pipeline
@@ -133,9 +132,9 @@ class SessionState:
             raise PeerViolation("the server opened a session twice")
         # the old stage of a handover continues until it is copied
         is_handover = repair is not None and repair.is_handover
-        most = self.pipeline.length + self.pipeline.request.ahead if is_handover else stage.max_length
+        most = self.pipeline.length + self.pipeline.request.ahead if is_handover else stage.may_skip
         if opened.length > most:
-            raise PeerViolation(f"the server holds {opened.length} positions, and was told of {most}")
+            raise PeerViolation(f"the server begins after {opened.length} positions, and may skip {most}")
         if repair is None or self.error is not None:
             return []
         stage.opened = opened
@@ -260,7 +259,7 @@ class SessionState:
             taken_over = repair.old if repair.is_handover else None
             if taken_over is not None:
                 self._actions.append(GrantHandover(taken_over, stage.peer_id))
-            stage.max_length = self.pipeline.length // PAGE_TOKENS * PAGE_TOKENS
+            stage.may_skip = self.pipeline.may_skip(stage)
             self._actions.append(OpenStage(stage, taken_over))
 
     def _expect_opening(self) -> None:
@@ -320,6 +319,10 @@ class SessionState:
         before = [other.peer_id for other in self.stages if other.end <= stage.start and not other.is_local]
         self._actions.append(ForgetRows(tuple(before)))
         self.pipeline.buffers.forget_outputs()
+        for repair in self.repairs:
+            if repair.is_opening:  # these servers skip positions whose rows are forgotten now
+                self._abandon(repair)
+                self._find(repair)
         self._start_anew(error, now_s)
 
     def _start_anew(self, error: SwarmError, now_s: float) -> None:

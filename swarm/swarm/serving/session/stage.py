@@ -133,12 +133,12 @@ class Deadline:
 class Stage:
     """Blocks `[start, end)` on one server.
 
-    Up to `max_length` positions may be on the server already; `opened` is its answer about that. `early` are reports of
-    positions whose tokens the client does not know yet. From `replace_from_s` on, another server is sought; it is
-    infinity for a server that does not leave. Other servers had run the positions before `replays_until`, and delivered
-    the outputs before `outputs_from`. If `is_taken_over`, another server computed the first keys and values.
-    `takes_from` is the latest position at which its inputs can begin. `dtype` is the one that its record announces. If
-    `is_local`, this process runs it. The chosen route promised `promised_ms` for a token.
+    The server may skip the first `may_skip` positions if it holds them; `opened` is its answer about that. `early` are
+    reports of positions whose tokens the client does not know yet. From `replace_from_s` on, another server is sought;
+    it is infinity for a server that does not leave. Other servers had run the positions before `replays_until`, and
+    delivered the outputs before `outputs_from`. If `is_taken_over`, another server computed the first keys and values.
+    `dtype` is the one that its record announces. If `is_local`, this process runs it. The chosen route promised
+    `promised_ms` for a token.
     """
 
     peer_id: str
@@ -148,9 +148,8 @@ class Stage:
     timer: StepTimer
     row_bytes: int
     trace: HopTrace
-    max_length: int = 0
+    may_skip: int = 0
     opened: SequenceReady | None = None
-    begins_at: int = 0
     num_run: int = 0
     num_fed: int = 0
     num_expected: int = 0
@@ -163,7 +162,6 @@ class Stage:
     replays_until: int = 0
     outputs_from: int = 0
     is_taken_over: bool = False
-    takes_from: int = 0
     dtype: str = ""
     is_local: bool = False
     output_row_bytes: int = 0
@@ -221,7 +219,6 @@ class Stage:
 
     def begin(self, position: int) -> None:
         """Start with `position` positions on the server and nothing in flight."""
-        self.begins_at = position
         self.num_run = self.num_fed = self.num_expected = self.num_arrived = self.deadline.goal = position
 
     def expect_report(self, num_arrived: int, now_s: float) -> None:

@@ -29,7 +29,6 @@ from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.sampling.drawing import pick
 from swarm.serving.sampling.sampling import Pick
 from swarm.serving.wire.page_keys import page_keys
-from swarm_protocol.errors import PeerViolation
 from swarm_protocol.session_frames import TokenDraw
 
 # --- what is computed -------------------------------------------------------------------------------------------------
@@ -160,11 +159,11 @@ def test_engine_shares_a_prefix_between_clients_without_time_or_room() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(5 * PAGE_TOKENS + 3)
         keys = page_keys(REVISION, prompt)
-        first = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=120, page_keys=keys)
+        first = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=120, may_skip=120, page_keys=keys)
         assert first.length == 0
         expected = await generate(first, prompt, 4)
         free = engine.free_tokens
-        second = engine.open(client="b", start=0, end=NUM_BLOCKS, max_tokens=120, page_keys=keys)
+        second = engine.open(client="b", start=0, end=NUM_BLOCKS, max_tokens=120, may_skip=120, page_keys=keys)
         assert second.length == 5 * PAGE_TOKENS
         assert free - engine.free_tokens == 3 * PAGE_TOKENS
         assert await generate(second, prompt[second.length :], 4) == expected == answer(prompt, 4)
@@ -174,7 +173,7 @@ def test_engine_shares_a_prefix_between_clients_without_time_or_room() -> None:
         second.close()
         # once no sequence holds them, the full pages are kept, with the answer's
         again = page_keys(REVISION, [*prompt, *answer(prompt, 20)])
-        third = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=120, page_keys=again)
+        third = engine.open(client="c", start=0, end=NUM_BLOCKS, max_tokens=120, may_skip=120, page_keys=again)
         assert third.length == 5 * PAGE_TOKENS
         third.close()
         assert engine.free_tokens == NUM_PAGES * PAGE_TOKENS
@@ -189,7 +188,7 @@ def test_engine_keeps_answers_as_prefixes() -> None:
         tokens = [*prompt, *(await generate(sequence, prompt, 40))]
         sequence.close()
         sequence = engine.open(
-            client="a", start=0, end=NUM_BLOCKS, max_tokens=60, page_keys=page_keys(REVISION, tokens)
+            client="a", start=0, end=NUM_BLOCKS, max_tokens=60, may_skip=60, page_keys=page_keys(REVISION, tokens)
         )
         assert sequence.length == 3 * PAGE_TOKENS
         done = await sequence.step(ids(*tokens[sequence.length :]), Want.LAST)
@@ -205,11 +204,15 @@ def test_engine_ignores_false_page_keys_when_its_span_begins_at_block_0() -> Non
 
     async def work(engine: Engine, span: Sums) -> None:
         real, claimed = prompt_of(40, 1), prompt_of(40, 2)
-        liar = engine.open(client="a", start=0, end=4, max_tokens=40, page_keys=page_keys(REVISION, claimed))
+        liar = engine.open(
+            client="a", start=0, end=4, max_tokens=40, may_skip=40, page_keys=page_keys(REVISION, claimed)
+        )
         await liar.step(ids(*real), Want.NOTHING)
-        victim = engine.open(client="b", start=0, end=4, max_tokens=40, page_keys=page_keys(REVISION, claimed))
+        victim = engine.open(
+            client="b", start=0, end=4, max_tokens=40, may_skip=40, page_keys=page_keys(REVISION, claimed)
+        )
         assert victim.length == 0
-        other = engine.open(client="b", start=0, end=4, max_tokens=40, page_keys=page_keys(REVISION, real))
+        other = engine.open(client="b", start=0, end=4, max_tokens=40, may_skip=40, page_keys=page_keys(REVISION, real))
         assert other.length == 2 * PAGE_TOKENS
         for sequence in (liar, victim, other):
             sequence.close()
@@ -226,11 +229,13 @@ def test_engine_offers_no_prefix_when_pages_come_out_of_order(named: list[int]) 
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(3 * PAGE_TOKENS)
         keys = page_keys(REVISION, prompt)
-        first = engine.open(client="a", start=0, end=4, max_tokens=80, page_keys=keys)
+        first = engine.open(client="a", start=0, end=4, max_tokens=80, may_skip=80, page_keys=keys)
         await first.step(ids(*prompt[: 2 * PAGE_TOKENS]), Want.NOTHING)
-        liar = engine.open(client="b", start=0, end=4, max_tokens=80, page_keys=[keys[index] for index in named])
+        liar = engine.open(
+            client="b", start=0, end=4, max_tokens=80, may_skip=80, page_keys=[keys[index] for index in named]
+        )
         await liar.step(ids(*prompt[2 * PAGE_TOKENS :]), Want.NOTHING)
-        victim = engine.open(client="c", start=0, end=4, max_tokens=80, page_keys=keys)
+        victim = engine.open(client="c", start=0, end=4, max_tokens=80, may_skip=80, page_keys=keys)
         assert victim.length == 2 * PAGE_TOKENS
         for sequence in (first, liar, victim):
             sequence.close()
@@ -244,7 +249,7 @@ def test_engine_finds_only_the_client_s_own_keys_when_its_span_begins_later() ->
         x = torch.rand(2 * PAGE_TOKENS + 1, 4)
 
         def open_for(client: str, start: int = 1) -> EngineSequence:
-            return engine.open(client=client, start=start, end=3, max_tokens=60, page_keys=keys)
+            return engine.open(client=client, start=start, end=3, max_tokens=60, may_skip=60, page_keys=keys)
 
         sequences = [open_for("a")]
         await sequences[0].step(x, Want.NOTHING)
@@ -256,28 +261,23 @@ def test_engine_finds_only_the_client_s_own_keys_when_its_span_begins_later() ->
     with_engine(work, span=Sums(start=1, end=3))
 
 
-def test_engine_recomputes_a_rewound_sequence_in_private_pages() -> None:
+def test_engine_computes_again_in_private_pages_what_a_client_may_not_skip() -> None:
     async def work(engine: Engine, span: Sums) -> None:
         prompt = prompt_of(3 * PAGE_TOKENS)
         keys = page_keys(REVISION, prompt)
         first = engine.open(client="a", start=0, end=NUM_BLOCKS, max_tokens=80, page_keys=keys)
         await first.step(ids(*prompt), Want.NOTHING)
-        second = engine.open(client="b", start=0, end=NUM_BLOCKS, max_tokens=80, page_keys=keys)
-        assert second.length == len(prompt)
-        for position in (-1, len(prompt) + 1, len(prompt) - 1):
-            with pytest.raises(PeerViolation):
-                second.rewind(position)
-        second.rewind(2 * PAGE_TOKENS)
-        other = [*prompt[: 2 * PAGE_TOKENS], *prompt_of(20, 9)]
-        done = await second.step(ids(*other[2 * PAGE_TOKENS :]), Want.LAST)
-        assert done.output is not None
-        assert torch.equal(done.output, alone(other)[-1:])
-        with pytest.raises(PeerViolation):
-            second.rewind(0)
+        for may_skip, length in ((0, 0), (3 * PAGE_TOKENS, 3 * PAGE_TOKENS), (3 * PAGE_TOKENS - 1, 2 * PAGE_TOKENS)):
+            second = engine.open(client="b", start=0, end=NUM_BLOCKS, max_tokens=80, may_skip=may_skip, page_keys=keys)
+            assert second.length == length
+            other = [*prompt[:length], *prompt_of(20, 9)]
+            done = await second.step(ids(*other[length:]), Want.LAST)
+            assert done.output is not None
+            assert torch.equal(done.output, alone(other)[-1:])
+            second.close()
         done = await first.step(ids(5), Want.LAST)
         assert done.output is not None
         assert torch.equal(done.output, alone([*prompt, 5])[-1:])
         first.close()
-        second.close()
 
     with_engine(work)

@@ -134,13 +134,17 @@ def test_engine_frees_everything_when_clients_come_and_go_at_random(seed: int) -
         keys = page_keys(REVISION, prompt)
         try:
             sequence = engine.open(
-                client=chance.choice("abc"), start=0, end=4, max_tokens=len(prompt) + 8, page_keys=keys
+                client=chance.choice("abc"),
+                start=0,
+                end=4,
+                max_tokens=len(prompt) + 8,
+                may_skip=len(prompt) - 1,
+                page_keys=keys,
             )
         except PeerRefused:
             ended.append("refused")
             return
         try:
-            sequence.rewind(min(sequence.length, (len(prompt) - 1) // PAGE_TOKENS * PAGE_TOKENS))
             async with asyncio.timeout(patience_s):
                 assert await generate(sequence, prompt[sequence.length :], 8) == answer(prompt, 8)
             ended.append("answered")
@@ -173,8 +177,7 @@ def test_engine_batches_never_write_a_page_of_two_sequences() -> None:
         keys = page_keys(REVISION, prompt)
         sequences = []
         for _ in range(6):
-            sequences.append(engine.open(client="a", start=0, end=4, max_tokens=60, page_keys=keys))
-            sequences[-1].rewind(min(sequences[-1].length, 32))
+            sequences.append(engine.open(client="a", start=0, end=4, max_tokens=60, may_skip=32, page_keys=keys))
             await sequences[-1].step(ids(*prompt[sequences[-1].length :]), Want.NOTHING)
         for _ in range(3):
             await asyncio.gather(*(sequence.step(ids(1), Want.NOTHING, GREEDY) for sequence in sequences))

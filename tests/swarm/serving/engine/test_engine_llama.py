@@ -69,7 +69,14 @@ async def answer(sequences: Sequence[EngineSequence], rows: Sequence[int], num_t
 def opened(running: Sequence[Engine], prompt: Sequence[int], client: str = "a") -> list[EngineSequence]:
     keys = page_keys(REVISION, prompt)[: (len(prompt) - 1) // PAGE_TOKENS]
     return [
-        engine.open(client=client, start=at, end=at + 3, max_tokens=len(prompt) + NUM_TOKENS, page_keys=keys)
+        engine.open(
+            client=client,
+            start=at,
+            end=at + 3,
+            max_tokens=len(prompt) + NUM_TOKENS,
+            may_skip=len(prompt) + NUM_TOKENS,
+            page_keys=keys,
+        )
         for engine, at in zip(running, (0, 3), strict=True)
     ]
 

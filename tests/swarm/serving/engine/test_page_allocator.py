@@ -114,16 +114,11 @@ def test_reserve_a_kept_page_counts_as_room_once() -> None:
     assert allocator.num_free == 0
 
 
-def test_shrink_gives_shared_pages_back_only_where_own_ones_can_replace_them() -> None:
+def test_empty_keeps_the_room_of_the_pages() -> None:
     allocator = PageAllocator(3)
-    filled(allocator, A, B)
-    page_table = reserved(allocator, 3, A, B)
-    assert not allocator.shrink(page_table, 1)
-    assert (page_table.num_shared, allocator.num_free) == (2, 0)
-    allocator.release(page_table)
-    page_table = reserved(allocator, 2, A, B)
-    assert allocator.shrink(page_table, 1)
-    assert (page_table.num_shared, page_table.num_promised, allocator.num_free) == (1, 1, 0)
+    page_table = filled(allocator, A, B)
+    allocator.empty(page_table)
+    assert (page_table.pages, page_table.num_promised, allocator.num_free) == ([], 2, 1)
 
 
 def test_register_leaves_the_page_private_when_its_key_is_taken() -> None:
@@ -186,10 +181,13 @@ class Pages(RuleBasedStateMachine):
             if register:
                 self.pages.register(page_table, len(keys) - 1, keys[-1], PageInputs(keys[-1], b""))
 
-    @rule(page_table=holdings, num_pages=st.integers(0, 4))
-    def shrink(self, page_table: PageTable, num_pages: int) -> None:
-        if page_table in self.held and self.pages.shrink(page_table, num_pages):
-            del self.held[page_table][num_pages:]
+    @rule(page_table=holdings)
+    def empty(self, page_table: PageTable) -> None:
+        if page_table in self.held and not page_table.num_shared:
+            num_pages = page_table.num_pages
+            self.pages.empty(page_table)
+            assert page_table.num_promised == page_table.num_pages == num_pages
+            self.held[page_table].clear()
 
     @rule(page_table=holdings, num_pages=st.integers(0, 8))
     def extend(self, page_table: PageTable, num_pages: int) -> None:

@@ -499,7 +499,7 @@ def test_sequence_continues_when_it_moves_to_another_engine() -> None:
         # unchecked pages are shared with nobody, neither under their own key nor as a prefix of later ones
         for tokens in (prompt, prompt_of(20, 3)):
             keys = page_keys(REVISION, tokens)
-            assert other.open(client="a", start=0, end=4, max_tokens=80, page_keys=keys).length == 0
+            assert other.open(client="a", start=0, end=4, max_tokens=80, may_skip=80, page_keys=keys).length == 0
         running.cancel()
         await asyncio.wait({running})
         assert other.pages.num_free == NUM_PAGES
@@ -524,24 +524,6 @@ def test_sequence_that_adopts_more_than_its_first_room_grows() -> None:
         for sequence in (old, new, late, rest):
             sequence.close()
         assert engine.free_tokens == NUM_PAGES * PAGE_TOKENS
-
-    with_engine(work)
-
-
-def test_sequence_begins_earlier_when_it_adopted_more_rows_than_the_client_knows() -> None:
-    """The client may not have received the last rows that its old server computed."""
-
-    async def work(engine: Engine, span: Sums) -> None:
-        prompt = prompt_of(50)
-        sequences = [engine.open(client="a", start=0, end=4, max_tokens=80) for _ in range(2)]
-        await sequences[0].step(ids(*prompt), Want.NOTHING)
-        await sequences[1].adopt(50, sequences[0].export(*sequences[0].blocks))
-        sequences[1].rewind(37)
-        done = await sequences[1].step(ids(9, 8), Want.LAST)
-        assert done.output is not None
-        assert torch.equal(done.output, alone([*prompt[:37], 9, 8])[-1:])
-        for sequence in sequences:
-            sequence.close()
 
     with_engine(work)
 
@@ -621,7 +603,7 @@ def test_pages_with_drafts_are_not_found_by_others_until_the_drafts_were_right()
     async def work(engine: Engine, span: Sums) -> None:
         def num_found(tokens: list[int]) -> int:
             keys = page_keys(REVISION, tokens)
-            sequence = engine.open(client="b", start=0, end=4, max_tokens=64, page_keys=keys)
+            sequence = engine.open(client="b", start=0, end=4, max_tokens=64, may_skip=64, page_keys=keys)
             sequence.close()
             return sequence.length
 

@@ -47,13 +47,13 @@ def test_server_signs_the_inputs_of_its_cache_when_a_client_sends_others_under_t
 
     async def work(world: World) -> None:
         talk, names = await world.talk(), tuple(page_keys(REVISION, TRUE))
-        await talk.open(1, page_keys=names)
+        await talk.open(1, may_skip=64, page_keys=names)
         await talk.step(token_rows(*FALSE), 0, 1)
         await signed(world, talk, 1)
         await talk.open(2)
         await talk.step(token_rows(*TRUE), 0, 2)
         await signed(world, talk, 2)
-        assert (await talk.open(3, page_keys=names)).length == PAGE_TOKENS
+        assert (await talk.open(3, may_skip=64, page_keys=names)).length == PAGE_TOKENS
         await talk.step(token_rows(7), PAGE_TOKENS, 3)
         stated = await signed(world, talk, 3)
         assert (stated.inputs_from, stated.inputs_to) == (0, PAGE_TOKENS + 1)
@@ -136,17 +136,17 @@ def test_ended_sessions_of_a_stranger_displace_those_of_no_other_peer() -> None:
 def test_server_does_not_sign_the_inputs_of_a_page_under_another_prefix() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
-        await talk.open(1, page_keys=tuple(KEYS[:2]))
+        await talk.open(1, may_skip=64, page_keys=tuple(KEYS[:2]))
         await talk.step(page(1.0), 0, 1)
         await talk.step(page(2.0), PAGE_TOKENS, 1)
         await signed(world, talk, 1)
-        await talk.open(2, page_keys=(KEYS[1], KEYS[0]))
+        await talk.open(2, may_skip=64, page_keys=(KEYS[1], KEYS[0]))
         await talk.step(page(3.0), 0, 2)
         await talk.step(page(4.0), PAGE_TOKENS, 2)
         await signed(world, talk, 2)
         for number, (names, inputs) in enumerate([(KEYS[:2], (1.0, 2.0)), ([*KEYS[:2], KEYS[0]], ())], start=3):
             length = len(names) * PAGE_TOKENS
-            assert (await talk.open(number, page_keys=tuple(names))).length == length
+            assert (await talk.open(number, may_skip=64, page_keys=tuple(names))).length == length
             await talk.step(page(5.0), length, number)
             stated = await signed(world, talk, number)
             assert stated.inputs_from == (0 if inputs else length)
@@ -161,15 +161,15 @@ def test_pages_that_follow_cached_ones_are_signed_for_later_sessions(num_again: 
 
     async def work(world: World) -> None:
         talk = await world.talk()
-        await talk.open(1, page_keys=tuple(KEYS[:2]))
+        await talk.open(1, may_skip=64, page_keys=tuple(KEYS[:2]))
         for index in range(2):
             await talk.step(page(index), index * PAGE_TOKENS, 1)
         await signed(world, talk, 1)
-        await talk.open(2, page_keys=tuple(KEYS[:3]))
+        await talk.open(2, may_skip=(2 - num_again) * PAGE_TOKENS, page_keys=tuple(KEYS[:3]))
         for index in range(2 - num_again, 3):
             await talk.step(page(index), index * PAGE_TOKENS, 2)
         await signed(world, talk, 2)
-        assert (await talk.open(3, page_keys=tuple(KEYS[:3]))).length == 3 * PAGE_TOKENS
+        assert (await talk.open(3, may_skip=64, page_keys=tuple(KEYS[:3]))).length == 3 * PAGE_TOKENS
         await talk.step(page(3), 3 * PAGE_TOKENS, 3)
         stated = await signed(world, talk, 3)
         assert stated.inputs_from == 0

@@ -137,9 +137,10 @@ def test_session_begins_after_the_prefix_that_the_server_still_has() -> None:
         await talk.step(token_rows(*prompt[:32]), 0)
         await talk.step(token_rows(*prompt[32:]), 32)
         keys = tuple(page_keys(REVISION, prompt))
-        assert (await talk.open(2, page_keys=keys)).length == 32
-        result = await talk.step(token_rows(*prompt[16:39]), 16, 2, want="last")
-        assert torch.equal(floats(result.rows), alone(prompt[:39])[-1:])
+        for number, (may_skip, length) in enumerate([(0, 0), (31, 16)], start=2):
+            assert (await talk.open(number, page_keys=keys, may_skip=may_skip)).length == length
+            result = await talk.step(token_rows(*prompt[:32]), 0, number, want="all")
+            assert torch.equal(floats(result.rows), alone(prompt[:32])[length:]), "rows before it are dropped"
 
     with_servers(work)
 

@@ -140,6 +140,26 @@ WRONG = {
 }
 
 
+def test_push_that_overtakes_the_clients_rows_begins_no_sequence_before_what_the_server_holds() -> None:
+    """The server would compute its prefix again, and its results would be about rows that nobody asked it for."""
+
+    async def work(world: World) -> None:
+        talk, before = await world.talk(), await pusher(world, 0)
+        keys, rows = (bytes(16),), torch.arange(24.0 * COLUMNS).reshape(24, COLUMNS)
+        await talk.open(1, page_keys=keys)
+        first = await talk.step(hidden_rows(rows), 0, want="all")
+        named = SequenceRef(peer_id=world.client.peer_id, sequence_id=SOURCE)
+        assert (await talk.open(2, page_keys=keys, may_skip=16, previous=named)).length == 16
+        before.connection.send(push(world, hidden_rows(rows[:12]), 0, 2))
+        before.connection.send(push(world, hidden_rows(rows[12:20]), 12, 2))
+        result = await talk.next(StepResult)
+        assert (result.position, floats(result.rows).tolist()) == (20, floats(first.rows)[16:20].tolist())
+        result = await talk.step(hidden_rows(rows[16:]), 16, 2, want="all")
+        assert (result.position, floats(result.rows).tolist()) == (24, floats(first.rows)[20:].tolist())
+
+    with_servers(work, [(1, 3)])
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_push_is_refused_and_leaves_the_session_unchanged(case: str) -> None:
     rows, position, message = WRONG[case]

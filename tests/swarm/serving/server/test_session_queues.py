@@ -218,7 +218,7 @@ def inbox_of(*, max_step_tokens: int) -> tuple[SessionInbox, HeldSequence, Backp
         backpressure,
         max_step_tokens=max_step_tokens,
     )
-    inbox.is_open = True
+    inbox.open()
     return inbox, sequence, backpressure
 
 

@@ -30,6 +30,7 @@ from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
     Action,
     AvoidPeer,
+    CloseStage,
     FailureCause,
     Feed,
     FindServers,
@@ -430,18 +431,6 @@ def opened(num_blocks: int = 2, spans: tuple[tuple[int, int], ...] = ((0, 1), (1
     return state, world
 
 
-def test_state_passes_over_reports_of_a_server_that_began_before_what_it_holds() -> None:
-    """A push can be the first that a server gets. Then it begins where that does, and not where the client does."""
-    state, _ = opened()
-    _, last = state.stages
-    last.begin(3)
-    assert state.on_report(last, StepReport(position=2), 1.0) == []
-    assert state.on_report(last, StepReport(position=3), 1.0) == []
-    assert last.num_run == 3
-    with pytest.raises(PeerViolation, match="left out what was asked for"):
-        state.on_report(last, StepReport(position=4), 1.0)
-
-
 def test_ran_with_impossible_positions_is_a_violation() -> None:
     state, _ = opened()
     with pytest.raises(PeerViolation, match="ran 5 positions, of 4"):
@@ -482,6 +471,33 @@ def test_rows_are_dropped_and_accuse_no_server_when_two_servers_failed_at_them(f
         assert forgotten == [("s0", "s1")]
         assert not state.stages
         assert [state.pipeline.buffers[block].length for block in range(3)] == [4, 0, 0]
+
+
+def finds(actions: list[Action]) -> list[FindServers]:
+    return [action for action in actions if isinstance(action, FindServers)]
+
+
+def test_sequence_that_is_being_opened_skips_no_rows_that_are_dropped_meanwhile() -> None:
+    state, world = opened(3, ((0, 1), (1, 2), (2, 3)))
+    first, middle, last = state.stages
+    for stage in (first, middle):
+        state.on_report(stage, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    (find,) = finds(state.on_lost(first, PeerUnreachable("gone"), FailureCause.SILENT, 1.0))
+    new = world.new_stage("s0", 0, 1)
+    state.on_found(find.repair, [new], 1.0)
+    assert new.may_skip == 4
+    error = SessionError("not finite")
+    (of_last,) = finds(state.on_lost(last, error, FailureCause.REPORTED, 1.0))
+    following = world.new_stage("other", 2, 3)
+    state.on_found(of_last.repair, [following], 1.0)
+    state.on_opened(following, ready(0, 8), 1.0)
+    actions = state.on_lost(following, error, FailureCause.REPORTED, 1.0)
+    assert [action for action in actions if isinstance(action, ForgetRows)]
+    assert new in [action.stage for action in actions if isinstance(action, CloseStage)]
+    assert find.repair in [action.repair for action in finds(actions)]
+    again = world.new_stage("s0", 0, 1)
+    state.on_found(find.repair, [again], 1.0)
+    assert again.may_skip == 0
 
 
 def ring(ahead: int = 8, bytes_beside: Callable[[str], int] = lambda _peer_id: 0) -> SessionState:
@@ -788,8 +804,8 @@ def test_ready_is_a_violation_when_it_has_more_than_was_named() -> None:
     assert isinstance(find, FindServers)
     stage = world.new_stage("s0", 0, 1)
     state.on_found(find.repair, [stage], 0.0)
-    with pytest.raises(PeerViolation, match="holds 17 positions, and was told of 16"):
-        state.on_opened(stage, ready(17, 8), 0.0)
+    with pytest.raises(PeerViolation, match="begins after 20 positions, and may skip 19"):
+        state.on_opened(stage, ready(20, 8), 0.0)
     feeds = [action for action in state.on_opened(stage, ready(16, 8), 0.0) if isinstance(action, Feed)]
     assert [(feed.start, feed.end, feed.wants_token) for feed in feeds] == [(16, 20, True)]
 

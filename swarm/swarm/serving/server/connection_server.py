@@ -367,7 +367,7 @@ def _deliver(
             if frame.commit_to:
                 session.sign_answer(frame.commit_to)
             session.close()
-            session.connection.forget_rows(frame.sequence_id)
+            session.connection.forget_rows(("", frame.sequence_id))
 
 
 def _reason(error: SwarmError) -> Refusal:

@@ -18,7 +18,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SwarmError
@@ -28,6 +27,7 @@ from swarm_protocol.session_frames import Frame, Push, PushRefused, SequenceRef,
 
 from swarm.network.interface import Network
 from swarm.serving.server.session_queues import CheckedStep
+from swarm.serving.wire.frame_queue import SequenceKey
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 
 logger = logging.getLogger(__name__)
@@ -49,9 +49,6 @@ UNUSED_S = 30.0
 MAX_REFUSED = 8
 """Maximum pushes that the next server may refuse. Otherwise a client could make this server flood one that wants no
 pushes."""
-
-SequenceKey: TypeAlias = tuple[str, bytes]
-"""The client's peer id, and the id of the session at the next server."""
 
 
 class DialLimiter:
@@ -149,7 +146,7 @@ class PushConnections:
         if outgoing is None or outgoing.linked.pop(key, None) is None:
             return
         if outgoing.connection is not None:
-            outgoing.connection.forget_rows(key[1])
+            outgoing.connection.forget_rows(key)
         if outgoing.linked:
             return
         outgoing.close_timer = asyncio.get_running_loop().call_later(UNUSED_S, self._close, peer_id, outgoing)
@@ -176,11 +173,11 @@ class PushConnections:
         """Return whether there is a connection, or one is being opened."""
         return peer_id in self._outgoing
 
-    def is_sending(self, to: SequenceRef) -> bool:
-        """Return whether a push to this sequence waits to be sent."""
-        outgoing = self._outgoing.get(to.peer_id)
+    def is_sending(self, peer_id: str, key: SequenceKey) -> bool:
+        """Return whether a push to a sequence of the peer waits to be sent."""
+        outgoing = self._outgoing.get(peer_id)
         connection = outgoing.connection if outgoing is not None else None
-        return connection is not None and connection.is_sending(to.sequence_id)
+        return connection is not None and connection.is_sending(key)
 
     async def room(self, peer_id: str) -> None:
         """Wait while much data to this peer is unsent. `push` raises if nothing can be sent."""
@@ -272,7 +269,8 @@ class SessionLink:
     @property
     def is_sending(self) -> bool:
         """Return whether something waits to be sent to the next server."""
-        return self.next is not None and self._push_connections.is_sending(self.next)
+        to = self.next
+        return to is not None and self._push_connections.is_sending(to.peer_id, (self._client, to.sequence_id))
 
     async def room(self) -> None:
         """Wait while much data to the next server is unsent."""

@@ -137,7 +137,7 @@ class ServerSession:
     @property
     def is_sending(self) -> bool:
         """Return whether rows of the session wait to be sent."""
-        return self.connection.is_sending(self.sequence_id) or self._link.is_sending
+        return self.connection.is_sending(("", self.sequence_id)) or self._link.is_sending
 
     def take_step(self, step: StepRequest) -> None:
         """Queue a step from the client. A step that breaks the rules ends the session."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import replace
+from typing import TypeAlias
 
 from swarm_protocol import limits
 from swarm_protocol.frames import num_bytes
@@ -21,29 +22,33 @@ SMALL_BYTES = 2**14 + limits.FRAME_BYTES
 MESSAGE_BYTES = 2**20
 """Maximum bytes of the small frames of one message."""
 
+SequenceKey: TypeAlias = tuple[str, bytes]
+"""A sequence's client and id. The client is "" in frames that do not name it, since it is an end of the connection."""
+
 
 class FrameQueue:
     """The waiting frames of all sequences. `num_bytes` and `num_frames` count them."""
 
     def __init__(self) -> None:
         self.num_bytes = self.num_frames = 0
-        self._waiting: OrderedDict[bytes, deque[tuple[Frame, int]]] = OrderedDict()  # by sequence, with their sizes
+        self._waiting: OrderedDict[SequenceKey, deque[tuple[Frame, int]]] = OrderedDict()  # with their sizes
 
-    def __contains__(self, sequence_id: bytes) -> bool:
-        return sequence_id in self._waiting
+    def __contains__(self, key: SequenceKey) -> bool:
+        return key in self._waiting
 
     def put(self, frame: Frame) -> None:
         size = num_bytes(frame)
-        self._waiting.setdefault(getattr(frame, "sequence_id", b""), deque()).append((frame, size))
+        key = getattr(frame, "client_peer_id", ""), getattr(frame, "sequence_id", b"")
+        self._waiting.setdefault(key, deque()).append((frame, size))
         self._count(1, size)
 
     def clear(self) -> None:
         self._waiting.clear()
         self.num_bytes = self.num_frames = 0
 
-    def forget_rows(self, sequence_id: bytes) -> None:
+    def forget_rows(self, key: SequenceKey) -> None:
         """Drop the many rows of a sequence that waits for none any more; its small frames still go."""
-        for frame, size in self._waiting.pop(sequence_id, ()):
+        for frame, size in self._waiting.pop(key, ()):
             self._count(-1, -size)
             if size <= SMALL_BYTES:
                 self.put(frame)
@@ -52,7 +57,7 @@ class FrameQueue:
         """Take the frames of one message: at least one, if there are any. A frame of rows is cut to `max_bytes`."""
         taken = self._take_small()
         if self._waiting and len(taken) < limits.MAX_FRAMES:
-            sequence_id, frames = next(iter(self._waiting.items()))
+            key, frames = next(iter(self._waiting.items()))
             frame, size = frames.popleft()
             self._count(-1, -size)
             first, rest = cut(frame, max_bytes)
@@ -60,26 +65,26 @@ class FrameQueue:
                 rest_size = num_bytes(rest)
                 frames.appendleft((rest, rest_size))
                 self._count(1, rest_size)
-            self._waiting.move_to_end(sequence_id)
-            self._drop_if_empty(sequence_id)
+            self._waiting.move_to_end(key)
+            self._drop_if_empty(key)
             taken.append(first)
         return taken
 
     def _take_small(self) -> list[Frame]:
         taken, total = list[Frame](), 0
-        for sequence_id, frames in list(self._waiting.items()):
+        for key, frames in list(self._waiting.items()):
             while frames and (size := frames[0][1]) <= SMALL_BYTES:
                 if total + size > MESSAGE_BYTES or len(taken) == limits.MAX_FRAMES:
                     return taken
                 taken.append(frames.popleft()[0])
                 total += size
                 self._count(-1, -size)
-            self._drop_if_empty(sequence_id)
+            self._drop_if_empty(key)
         return taken
 
-    def _drop_if_empty(self, sequence_id: bytes) -> None:
-        if not self._waiting[sequence_id]:
-            del self._waiting[sequence_id]
+    def _drop_if_empty(self, key: SequenceKey) -> None:
+        if not self._waiting[key]:
+            del self._waiting[key]
 
     def _count(self, num_frames: int, num_bytes: int) -> None:
         self.num_frames += num_frames

@@ -27,7 +27,7 @@ from swarm_protocol.session_frames import SESSION_METHOD, Frame
 
 from swarm.deadline_timer import DeadlineTimer
 from swarm.network.interface import EndOfStream, Stream, StreamOpener
-from swarm.serving.wire.frame_queue import FrameQueue
+from swarm.serving.wire.frame_queue import FrameQueue, SequenceKey
 
 OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment."""
@@ -97,13 +97,13 @@ class MultiplexedConnection:
             self._fail_unread()
         self._changed.set()
 
-    def is_sending(self, sequence_id: bytes) -> bool:
+    def is_sending(self, key: SequenceKey) -> bool:
         """Return whether a frame of the sequence waits to be sent."""
-        return sequence_id in self._queue
+        return key in self._queue
 
-    def forget_rows(self, sequence_id: bytes) -> None:
+    def forget_rows(self, key: SequenceKey) -> None:
         """Send no more rows of a sequence that has ended, or gets them from elsewhere."""
-        self._queue.forget_rows(sequence_id)
+        self._queue.forget_rows(key)
         self._note_room()
 
     async def room(self) -> None:

@@ -22,7 +22,7 @@ from swarm_protocol.session_frames import (
     TokenDraw,
 )
 
-CLIENT = Identity(bytes([1]) * 32).peer_id
+CLIENT, OTHER_CLIENT = (Identity(bytes([number]) * 32).peer_id for number in (1, 2))
 COLUMNS = 256
 ROW_BYTES = 4 * COLUMNS
 CUT_BYTES = 16 * ROW_BYTES
@@ -39,12 +39,11 @@ def sequence(number: int) -> bytes:
 
 def push(number: int, position: int, num_rows: int, **options: Any) -> Push:
     return Push(
-        client_peer_id=CLIENT,
         sequence_id=sequence(number),
         position=position,
         rows=rows(num_rows, position),
         source_id=sequence(9),
-        **({"want": "nothing"} | options),
+        **({"client_peer_id": CLIENT, "want": "nothing"} | options),
     )
 
 
@@ -71,7 +70,7 @@ def test_token_overtakes_the_rows_of_other_sequences() -> None:
 
 def test_frames_of_one_sequence_stay_in_order() -> None:
     acks = [LinkAck(sequence_id=sequence(1), num_links=number, position=0) for number in range(1, 5)]
-    big, other = push(1, 0, 64), push(2, 0, 64)
+    big, other = (StepResult(sequence_id=sequence(number), position=64, rows=rows(64)) for number in (1, 2))
     messages = all_of(queue_of(acks[0], big, acks[1], acks[2], other, acks[3]))
     order = [frame for message in messages for frame in message if frame.sequence_id == sequence(1)]  # type: ignore[union-attr]
     assert [frame for frame in order if isinstance(frame, LinkAck)] == acks
@@ -98,9 +97,18 @@ def test_small_frames_go_as_one_message_of_bounded_size() -> None:
 def test_rows_of_an_ended_sequence_do_not_hold_up_others() -> None:
     end, token, other = CloseSequence(sequence_id=sequence(1)), push(1, 128, 1), push(2, 0, 64)
     queue = queue_of(push(1, 0, 64), token, end, other, StepResult(sequence_id=sequence(1), position=64, rows=rows(64)))
-    queue.forget_rows(sequence(1))
-    queue.forget_rows(sequence(5))
+    queue.forget_rows((CLIENT, sequence(1)))
+    queue.forget_rows(("", sequence(1)))
+    queue.forget_rows(("", sequence(5)))
     assert all_of(queue, 2**20) == [[token, end, other]]
+
+
+def test_pushes_of_two_clients_that_chose_the_same_id_are_of_two_sequences() -> None:
+    theirs, own = push(1, 0, 64, client_peer_id=OTHER_CLIENT), push(1, 0, 64)
+    queue = queue_of(theirs, own)
+    queue.forget_rows((OTHER_CLIENT, sequence(1)))
+    assert ((OTHER_CLIENT, sequence(1)) in queue, (CLIENT, sequence(1)) in queue) == (False, True)
+    assert all_of(queue, 2**20) == [[own]]
 
 
 @pytest.mark.parametrize("kind", ["push", "step"])

@@ -7,6 +7,7 @@ with connections and tasks.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Coroutine, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from support.fuzzing import Target
 from support.hostile_values import altered
 from support.plain_records import serve_record
+from swarm.router.routing import Hop
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.server.session_queues import MAX_INBOX, Backpressure, SessionInbox
 from swarm.serving.session.client_state import PrefixStore
@@ -35,8 +37,7 @@ from swarm.serving.session.session_actions import (
 )
 from swarm.serving.session.session_messages import SessionMessages
 from swarm.serving.session.session_state import SessionState
-from swarm.serving.session.stage import Stage, StepTimer
-from swarm.serving.session.trace import HopTrace
+from swarm.serving.session.stage import Stage
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.failure_messages import encode_failure
 from swarm_protocol.frames import Frames
@@ -134,15 +135,10 @@ class SessionHistory:
         self.carry_out(self.state.on_found(repair, new, self.now_s))
 
     def _stage(self, start: int, end: int) -> Stage:
-        peer_id = self.chance.choice(PEERS)
         return Stage(
-            peer_id=peer_id,
-            start=start,
-            end=end,
+            hop=Hop(peer_id=self.chance.choice(PEERS), start=start, end=end, cost_ms=math.inf, record=RECORD),
             sequence_id=self.chance.randbytes(16),
-            timer=StepTimer(RECORD, end - start),
             row_bytes=self.messages.row_bytes(start),
-            trace=HopTrace(peer_id=peer_id, start=start, end=end),
             is_local=start > 0 and self.chance.random() < 0.2,
         )
 

@@ -19,6 +19,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 
 from support.plain_records import serve_record
+from swarm.router.routing import Hop
 from swarm.serving.server.answer_log import AnswerLog
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import (
@@ -37,9 +38,8 @@ from swarm.serving.session.session_actions import (
     UpdateLink,
 )
 from swarm.serving.session.session_state import SessionState
-from swarm.serving.session.stage import Neighbours, Stage, StepTimer
+from swarm.serving.session.stage import Neighbours, Stage
 from swarm.serving.session.step_reports import StepReport
-from swarm.serving.session.trace import HopTrace
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.rows import TOKENS, Rows
@@ -357,15 +357,8 @@ class ToyWorld:
         record = serve_record(
             0, self.num_blocks, num_blocks=self.num_blocks, prefill_ms_per_token=0.1, decode_ms_per_block=0.1
         )
-        return Stage(
-            peer_id=peer_id,
-            start=start,
-            end=end,
-            sequence_id=self.random.randbytes(16),
-            timer=StepTimer(record, end - start),
-            row_bytes=ROW_BYTES,
-            trace=HopTrace(peer_id=peer_id, start=start, end=end),
-        )
+        hop = Hop(peer_id=peer_id, start=start, end=end, cost_ms=math.inf, record=record)
+        return Stage(hop=hop, row_bytes=ROW_BYTES, sequence_id=self.random.randbytes(16))
 
     def hear(self, peer_id: str, stage_id: bytes, tell: Callable[[Stage], list[Action]]) -> None:
         """Handle what arrives at the client for one of its sequences."""

@@ -169,7 +169,7 @@ class ClosedAnswer:
             was_cut_off=self.last[stage].was_cut_off,
             is_taken_over=stage.is_taken_over,
             begins_at=stage.opened.length if stage.opened else 0,
-            dtype=stage.dtype,
+            dtype=stage.hop.record.dtype,
         )
 
     def _rows(self, block: int, start: int, end: int) -> bytes:

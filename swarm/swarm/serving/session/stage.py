@@ -1,5 +1,4 @@
-"""Holds a stage: the blocks that one server runs for one session, what the client knows of them, and the server's
-deadlines.
+"""Holds a stage: the blocks that one server runs for one session, and what the client knows of them.
 
 It also holds what concerns several stages: the request that they answer, and a token that may be lost with one.
 
@@ -14,62 +13,17 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from swarm_protocol.limits import SEQUENCE_ID_BYTES
-from swarm_protocol.records import ServeRecord
 from swarm_protocol.session_frames import SequenceReady
 
 from swarm.router.routing import Hop
 from swarm.serving.session.step_reports import EarlyReports, StepReport
+from swarm.serving.session.step_timer import Deadline, StepTimer
 from swarm.serving.session.trace import HopTrace
-from swarm.serving.wire.multiplexed_connection import SLOWEST_SERVER_BYTES_PER_S
-
-FLOOR_S = 5.0
-"""Minimum seconds for a step of a server that answers pings: `silence` notices one that is stopped or cut off
-sooner."""
-
-FACTOR = 8.0
-"""A step may take this many times as long as steps so far, since another session's prefill may run first."""
-
-MAX_COMPUTE_S = 600.0
-"""Maximum seconds that a server's claim can yield: a chunk of a prompt on a slow machine with others waiting is done by
-then."""
-
-MAX_TOKEN_S = 30.0
-"""The maximum for one token. Without it, the timeout for a server that always answers just in time would grow for
-ever."""
-
-RECENT_PASSES = 8
-"""Number of passes by which a stage counts as slow: each yields one token, or several with drafts."""
-
-
-class StepTimer:
-    """Estimates how long a step may take: at first from the server's own claim, then from its steps so far."""
-
-    __slots__ = ("_decode_s", "_prefill_s")
-
-    def __init__(self, record: ServeRecord, num_blocks: int) -> None:
-        crowd = 1 + record.queue_depth
-        self._decode_s = num_blocks * record.decode_ms_per_block * crowd / 1000
-        self._prefill_s = num_blocks * record.prefill_ms_per_token * crowd / 1000
-
-    def timeout_s(self, num_tokens: int, num_bytes: int) -> float:
-        expected_s = self._decode_s if num_tokens == 1 else self._prefill_s * num_tokens
-        max_s = MAX_TOKEN_S if num_tokens == 1 else MAX_COMPUTE_S
-        return FLOOR_S + min(FACTOR * expected_s, max_s) + num_bytes / SLOWEST_SERVER_BYTES_PER_S
-
-    def expected_s(self, num_tokens: int) -> float:
-        """Return the seconds that a prompt of `num_tokens` takes if nothing else runs, at most MAX_COMPUTE_S."""
-        return min(self._prefill_s * num_tokens, MAX_COMPUTE_S)
-
-    def took(self, num_tokens: int, seconds: float) -> None:
-        if num_tokens == 1:
-            self._decode_s += 0.2 * (seconds - self._decode_s)
-        else:
-            self._prefill_s += 0.2 * (seconds / num_tokens - self._prefill_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,46 +62,24 @@ class LinkState:
         return self.num_acknowledged < self.num_updates
 
 
-@dataclass(slots=True)
-class Deadline:
-    """The times at which a stage is given up (`due_s`) and fed once more (`feed_again_s`).
-
-    Both apply to all positions up to `goal`: a server that reports them one by one gains no time.
-    """
-
-    goal: int = 0
-    due_s: float = math.inf
-    feed_again_s: float = math.inf
-    was_postponed: bool = False
-
-    def postpone(self, num_bytes: int, now_s: float) -> bool:
-        """Allow, once, the time of `num_bytes` behind which the report may wait. Return whether the stage is kept for
-        now."""
-        if not num_bytes or self.was_postponed:
-            return False
-        self.due_s, self.was_postponed = now_s + num_bytes / SLOWEST_SERVER_BYTES_PER_S, True
-        return True
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class Stage:
-    """Blocks `[start, end)` on one server.
+    """The blocks `[start, end)` of `hop` on its server, which takes `row_bytes` for each position and returns
+    `output_row_bytes`. If `is_local`, this process runs them.
 
     The server may skip the first `may_skip` positions if it holds them; `opened` is its answer about that. `early` are
     reports of positions whose tokens the client does not know yet. From `replace_from_s` on, another server is sought;
     it is infinity for a server that does not leave. Other servers had run the positions before `replays_until`, and
     delivered the outputs before `outputs_from`. If `is_taken_over`, another server computed the first keys and values.
-    `dtype` is the one that its record announces. If `is_local`, this process runs it. The chosen route promised
-    `promised_ms` for a token.
     """
 
-    peer_id: str
-    start: int
-    end: int
-    sequence_id: bytes
-    timer: StepTimer
+    hop: Hop
     row_bytes: int
-    trace: HopTrace
+    output_row_bytes: int = 0
+    is_local: bool = False
+    sequence_id: bytes = field(default_factory=partial(secrets.token_bytes, SEQUENCE_ID_BYTES))
+    timer: StepTimer = field(init=False)
+    trace: HopTrace = field(init=False)
     may_skip: int = 0
     opened: SequenceReady | None = None
     num_run: int = 0
@@ -162,28 +94,22 @@ class Stage:
     replays_until: int = 0
     outputs_from: int = 0
     is_taken_over: bool = False
-    dtype: str = ""
-    is_local: bool = False
-    output_row_bytes: int = 0
-    promised_ms: float = math.inf
-    times_ms: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_PASSES))
 
-    @classmethod
-    def at(cls, hop: Hop, *, row_bytes: int, output_row_bytes: int, is_local: bool) -> Stage:
-        """Return a new stage on the server of `hop`, with these bytes of its inputs and outputs a position."""
-        return cls(
-            peer_id=hop.peer_id,
-            start=hop.start,
-            end=hop.end,
-            sequence_id=secrets.token_bytes(SEQUENCE_ID_BYTES),
-            timer=StepTimer(hop.record, hop.end - hop.start),
-            row_bytes=row_bytes,
-            output_row_bytes=output_row_bytes,
-            trace=HopTrace(peer_id=hop.peer_id, start=hop.start, end=hop.end),
-            dtype=hop.record.dtype,
-            is_local=is_local,
-            promised_ms=hop.cost_ms,
-        )
+    def __post_init__(self) -> None:
+        self.timer = StepTimer(self.hop.record, self.end - self.start)
+        self.trace = HopTrace(peer_id=self.peer_id, start=self.start, end=self.end)
+
+    @property
+    def peer_id(self) -> str:
+        return self.hop.peer_id
+
+    @property
+    def start(self) -> int:
+        return self.hop.start
+
+    @property
+    def end(self) -> int:
+        return self.hop.end
 
     @property
     def reported(self) -> int:
@@ -200,14 +126,6 @@ class Stage:
     @property
     def is_leaving(self) -> bool:
         return self.replace_from_s < math.inf
-
-    def recent_ms(self) -> float:
-        """Return the mean time of the last passes without the longest, which may have waited for another session's
-        prompt; infinity if it is not known yet."""
-        times_ms = self.times_ms
-        if len(times_ms) < RECENT_PASSES:
-            return math.inf
-        return (sum(times_ms) - max(times_ms)) / (RECENT_PASSES - 1)
 
     @property
     def bytes_under_way(self) -> int:
@@ -245,7 +163,7 @@ class Stage:
         # if it owed nothing, its input arrived by a push that had not been reported yet
         took_s = now_s - self.since_s if owed else 0.0
         if num_passes:
-            self.times_ms.append(took_s * 1000 / num_passes)
+            self.timer.times_ms.append(took_s * 1000 / num_passes)
         if owed and num_passes:
             self.timer.took(1, took_s / num_passes)
         elif owed and not is_of_tokens:

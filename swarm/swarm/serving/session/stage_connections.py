@@ -88,8 +88,8 @@ class StageConnections:
 
     def _new_stage(self, hop: Hop) -> Stage:
         messages, kept = self._messages, self._local_spans.hops if self._local_spans is not None else ()
-        return Stage.at(
-            hop,
+        return Stage(
+            hop=hop,
             row_bytes=messages.row_bytes(hop.start),
             output_row_bytes=messages.row_bytes(hop.end) if hop.end < messages.model.num_blocks else 0,
             is_local=hop in kept,

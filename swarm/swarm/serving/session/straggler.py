@@ -87,7 +87,7 @@ class StragglerWatch:
         if now_s < self._look_at_s:
             return None
         self._look_at_s = now_s + LOOK_S
-        recent_ms, length = sum(stage.recent_ms() for stage in stages), stages[-1].num_run
+        recent_ms, length = sum(stage.timer.recent_ms() for stage in stages), stages[-1].num_run
         if math.isinf(recent_ms) or (now_s - self._since_s) * 1000 < MIN_TOKEN_MS * (length - self._length):
             self._since_s, self._length = now_s, length
         if not MIN_TOKEN_MS <= recent_ms < math.inf or now_s - self._since_s < self._wait_s:
@@ -101,11 +101,11 @@ class StragglerWatch:
 
 def _slowest(stages: Sequence[Stage], num_passes: int) -> Straggler | None:
     """Return the slowest stage on a server, or None if no stage takes long."""
-    timed = [(stage.recent_ms(), index) for index, stage in enumerate(stages) if _is_judged(stages, index)]
+    timed = [(stage.timer.recent_ms(), index) for index, stage in enumerate(stages) if _is_judged(stages, index)]
     pass_ms, slowest = max(timed, default=(0.0, 0))
     if pass_ms < MIN_SAVED_MS:
         return None
-    slowdowns = [ms / stages[index].promised_ms for ms, index in timed if index != slowest]
+    slowdowns = [ms / stages[index].hop.cost_ms for ms, index in timed if index != slowest]
     return Straggler(
         stage=stages[slowest],
         pass_ms=pass_ms,

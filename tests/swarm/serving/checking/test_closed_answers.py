@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.plain_records import serve_record
+from swarm.router.routing import Hop
 from swarm.serving.checking.comparison import TOLERANCES
 from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
 from swarm.serving.checking.recomputation import SpanInputs
@@ -22,8 +23,8 @@ from swarm.serving.session.client_state import PrefixStore
 from swarm.serving.session.connection_pool import ConnectionLost
 from swarm.serving.session.pipeline import Pipeline
 from swarm.serving.session.session_messages import SessionMessages
-from swarm.serving.session.stage import Stage, StepTimer
-from swarm.serving.session.trace import HopTrace, Trace
+from swarm.serving.session.stage import Stage
+from swarm.serving.session.trace import Trace
 from swarm.testing import virtual_time
 from swarm.trust.reputation import Reputation
 from swarm_protocol.envelope import seal_now
@@ -81,13 +82,9 @@ def closed_answer(num_rows: int) -> tuple[ClosedAnswer, FakeConnection, Pipeline
     pipeline = Pipeline(6, messages.new_buffer, max_step_tokens=512)
     stages = [
         Stage(
-            peer_id=f"server {start}",
-            start=start,
-            end=start + 3,
+            hop=Hop(peer_id=f"server {start}", start=start, end=start + 3, cost_ms=1.0, record=RECORD),
             sequence_id=ID,
-            timer=StepTimer(RECORD, 3),
             row_bytes=messages.row_bytes(start),
-            trace=HopTrace(peer_id="", start=start, end=start + 3),
         )
         for start in (0, 3)
     ]

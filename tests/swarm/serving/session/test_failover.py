@@ -22,8 +22,8 @@ from swarm.serving.session.repair import MAX_FAILURES
 from swarm.serving.session.route_finder import MAX_LEFT_EARLY
 from swarm.serving.session.session_state import LEAVE_RETRY_S
 from swarm.serving.session.silence import ANSWER_S, QUIET_S
-from swarm.serving.session.stage import FLOOR_S
 from swarm.serving.session.stage_connections import AGAIN_S, DIAL_S
+from swarm.serving.session.step_timer import FLOOR_S
 from swarm.testing import virtual_time
 from swarm_protocol.errors import SessionError
 from swarm_protocol.session_frames import Frame, SampledToken, StepResult

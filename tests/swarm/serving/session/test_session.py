@@ -24,7 +24,7 @@ from swarm.serving.session.client_state import ClientState, SessionOptions
 from swarm.serving.session.session import MAX_STEP_BYTES, Session
 from swarm.serving.session.session_actions import Action
 from swarm.serving.session.silence import ANSWER_S, QUIET_S
-from swarm.serving.session.stage import FLOOR_S, MAX_TOKEN_S
+from swarm.serving.session.step_timer import FLOOR_S, MAX_TOKEN_S
 from swarm.serving.session.trace import Trace
 from swarm.serving.wire.multiplexed_connection import SLOWEST_SERVER_BYTES_PER_S
 from swarm.testing import virtual_time

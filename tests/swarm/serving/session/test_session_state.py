@@ -41,8 +41,9 @@ from swarm.serving.session.session_actions import (
 )
 from swarm.serving.session.session_state import LEAVE_RETRY_S, SessionState
 from swarm.serving.session.silence import MAX_ANSWER_S, QUIET_S
-from swarm.serving.session.stage import FLOOR_S, Stage
+from swarm.serving.session.stage import Stage
 from swarm.serving.session.step_reports import StepReport
+from swarm.serving.session.step_timer import FLOOR_S
 from swarm.serving.wire.multiplexed_connection import SLOWEST_SERVER_BYTES_PER_S
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation, SessionError, SwarmError
 from swarm_protocol.session_frames import SampledToken
@@ -281,7 +282,7 @@ def test_state_gives_a_server_up_that_falls_silent_during_a_prompt_before_its_st
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("swarm.serving.session.pipeline.BULK_BYTES", 10 * ROW_BYTES)
-    monkeypatch.setattr("swarm.serving.session.stage.FLOOR_S", 60.0)
+    monkeypatch.setattr("swarm.serving.session.step_timer.FLOOR_S", 60.0)
     world = toy()
     first, since_s = world.ask([0]), world.now_s
     served_by(world, 1).stalled_until_s = 1e9
@@ -622,7 +623,7 @@ def test_server_has_as_much_time_for_a_pass_with_drafts_as_its_passes_took(index
 
 @pytest.mark.parametrize("index", [0, 2], ids=["first", "last"])
 def test_server_is_as_slow_with_drafts_as_its_passes_are(index: int) -> None:
-    assert after_passes_with_drafts(10, 2.0).stages[index].recent_ms() == pytest.approx(2000.0)
+    assert after_passes_with_drafts(10, 2.0).stages[index].timer.recent_ms() == pytest.approx(2000.0)
 
 
 def test_move_saves_time_in_each_pass_to_come_not_in_each_token_of_it() -> None:

@@ -17,7 +17,8 @@ from support.plain_records import serve_record
 from swarm.router.routing import Hop
 from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.session.peer_health import SUSPECTED_S
-from swarm.serving.session.stage import RECENT_PASSES, Neighbours, Stage
+from swarm.serving.session.stage import Neighbours, Stage
+from swarm.serving.session.step_timer import RECENT_PASSES
 from swarm.serving.session.straggler import LOOK_S, PAUSE_S, WAIT_S, Straggler, StragglerWatch
 from swarm.testing import virtual_time
 from swarm_protocol.records import ServeRecord
@@ -33,8 +34,8 @@ def stages_of(*times_ms: float, fed_by_client: int | None = None, is_local: int 
     for index, ms in enumerate(times_ms):
         record = serve_record(index, index + 1, num_blocks=len(times_ms))
         hop = Hop(peer_id=f"s{index}", start=index, end=index + 1, cost_ms=PROMISED_MS, record=record)
-        stage = Stage.at(hop, row_bytes=8, output_row_bytes=8, is_local=index == is_local)
-        stage.times_ms.extend([ms] * RECENT_PASSES)
+        stage = Stage(hop=hop, row_bytes=8, output_row_bytes=8, is_local=index == is_local)
+        stage.timer.times_ms.extend([ms] * RECENT_PASSES)
         if stages and index != fed_by_client:
             stages[-1].link.neighbours = Neighbours(downstream=stage)
         stages.append(stage)
@@ -46,7 +47,7 @@ def found_within(watch: StragglerWatch, stages: Sequence[Stage], start_s: float,
     times_s, begun = [start_s + tenth / 10 for tenth in range(round(10 * (end_s - start_s)))], stages[-1].num_run
     found_s = []
     for now_s in times_s:
-        stages[-1].num_run = begun + round(1000 * (now_s - start_s) / sum(stage.recent_ms() for stage in stages))
+        stages[-1].num_run = begun + round(1000 * (now_s - start_s) / sum(stage.timer.recent_ms() for stage in stages))
         found_s += [now_s] if watch.find(stages, 100, now_s) is not None else []
     return found_s
 
@@ -87,11 +88,11 @@ def test_watch_names_nobody_when_no_server_is_slow(stages: list[Stage]) -> None:
 
 def test_watch_names_nobody_for_one_long_wait_or_before_it_knows_enough_tokens() -> None:
     (stage,) = stages_of(20.0)
-    stage.times_ms.append(9000.0)
+    stage.timer.times_ms.append(9000.0)
     assert slowest_of([stage]) is None
-    stage.times_ms.append(9000.0)
+    stage.timer.times_ms.append(9000.0)
     assert slowest_of([stage]) is not None
-    stage.times_ms.popleft()
+    stage.timer.times_ms.popleft()
     assert slowest_of([stage]) is None
 
 
@@ -104,7 +105,7 @@ def test_watch_counts_the_mean_when_tokens_vary_around_the_limit(mean_ms: float,
         watch, (stage,), now_s = StragglerWatch(WAIT_S), stages_of(mean_ms), 0.0
         while now_s < PAUSE_S:
             token_ms = chance.gammavariate(10.0, mean_ms / 10)
-            stage.times_ms.append(token_ms)
+            stage.timer.times_ms.append(token_ms)
             stage.num_run, now_s = stage.num_run + 1, now_s + token_ms / 1000
             found_s += [now_s] if watch.find([stage], 100, now_s) is not None else []
     assert len(found_s) == 20 * is_slow
@@ -114,9 +115,9 @@ def test_watch_counts_the_mean_when_tokens_vary_around_the_limit(mean_ms: float,
 def test_watch_waits_only_from_the_time_when_it_knows_enough_tokens() -> None:
     """A prompt that waited would count, and the first tokens be too few for a move to pay."""
     watch, (stage,) = StragglerWatch(WAIT_S), stages_of(300.0)
-    stage.times_ms.popleft()
+    stage.timer.times_ms.popleft()
     assert not found_within(watch, [stage], 0.0, 3 * WAIT_S)
-    stage.times_ms.append(300.0)
+    stage.timer.times_ms.append(300.0)
     (first_s,) = found_within(watch, [stage], 3 * WAIT_S, PAUSE_S)
     assert first_s >= 4 * WAIT_S - LOOK_S
 
@@ -125,8 +126,8 @@ def test_watch_names_one_of_two_stages_that_are_slowest_in_turns() -> None:
     watch, stages = StragglerWatch(WAIT_S), stages_of(150.0, 160.0)
     found_s = []
     for look in range(round(2 * WAIT_S / LOOK_S)):
-        stages[look % 2].times_ms.extend([200.0] * RECENT_PASSES)
-        stages[1 - look % 2].times_ms.extend([150.0] * RECENT_PASSES)
+        stages[look % 2].timer.times_ms.extend([200.0] * RECENT_PASSES)
+        stages[1 - look % 2].timer.times_ms.extend([150.0] * RECENT_PASSES)
         found_s += found_within(watch, stages, look * LOOK_S, (look + 1) * LOOK_S)
     assert found_s == [WAIT_S]
 
@@ -135,7 +136,7 @@ def test_watch_waits_anew_when_an_answer_that_was_fast_enough_becomes_slow() -> 
     """Else all sessions of a server, which had answered at this speed for long, would leave it at the same moment."""
     watch, (stage,) = StragglerWatch(WAIT_S), stages_of(80.0)
     assert not found_within(watch, [stage], 0.0, 3 * WAIT_S)
-    stage.times_ms.extend([300.0] * RECENT_PASSES)
+    stage.timer.times_ms.extend([300.0] * RECENT_PASSES)
     (first_s,) = found_within(watch, [stage], 3 * WAIT_S, PAUSE_S)
     assert first_s >= 4 * WAIT_S - LOOK_S
 

@@ -16,7 +16,7 @@ HOP = re.compile(r"^ *(?:\d+\.|-) `([\w/]+\.py)`, (.*?)(?=^ *(?:\d+\.|-) `|\n\n|
 NUM_FILES = {
     "A server dies in mid-answer": 6,
     "An int8 slice is reduced": 6,
-    "A step is committed": 7,
+    "A step is committed": 6,
     "A newcomer is admitted and counts": 7,
     "Evidence travels, and bans": 6,
 }

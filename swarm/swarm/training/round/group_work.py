@@ -14,9 +14,9 @@ from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.round.group_formation import advance
 from swarm.training.round.group_members import complaint, own_report
-from swarm.training.round.round_events import Announce, CastVote, Recover, Reduce, ReduceFailed, ShowEvidence
+from swarm.training.round.quorum import disagreement
+from swarm.training.round.round_events import Announce, Recover, Reduce, ReduceFailed, ShowEvidence
 from swarm.training.round.round_state import (
-    OwnPrepareVote,
     RoundState,
     Timers,
     Transition,
@@ -67,22 +67,6 @@ def _objection(state: RoundState, signed: SignedGroup) -> str:
 def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Transition:
     reason = f"{short_id(signed.signer)} signed two groups for one attempt"
     return leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
-
-
-def on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -> Transition:
-    if not reduces(state, attempt):
-        return state, []
-    assert state.signed is not None
-    group = state.signed.group
-    if group.resumes is not None and outcome != group.resumes:
-        return fail(state, "recomputing the resumed outcome led to a different state", (), now)
-    vote = state.signed.vote(outcome, "prepare")
-    own_vote = OwnPrepareVote(vote=vote, origin=group.origin or state.signed.data)
-    # others may still reduce, or take from this member the parts that an owner withheld from them
-    deadline = max(state.timers.deadline or now, now) + group.vote_s
-    voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=deadline)
-    state = replace(state, phase="preparing", own_prepare_vote=own_vote, voting=voting, timers=timers)
-    return state, [CastVote(vote=vote, peers=other_members(state))]
 
 
 def on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Transition:
@@ -170,6 +154,21 @@ def leave_group(
     announce = Announce(abort=abort, peers=other_members(state))
     state, actions = give_up(state, reason, accused if missing is None else missing, now)
     return state, [announce, *actions]
+
+
+def leave_without_quorum(state: RoundState, reason: str, now: float) -> Transition:
+    """Leave the group, since its votes can no longer decide."""
+    mine = state.voting.outcome
+    assert state.signed is not None
+    assert mine is not None
+    votes = valid_votes(state, "prepare")
+    group = state.signed.group
+    suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
+    voted = votes if state.phase == "preparing" else valid_votes(state, "commit")
+    absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
+    names = f"; no vote from {', '.join(map(short_id, absent))}" if absent else ""
+    state = suspect(blame(state, (), suspects, "its part or vote differs"), suspects)
+    return leave_group(state, reason + names, (*absent, *suspects), now)
 
 
 def reduces(state: RoundState, attempt: int) -> bool:

@@ -47,17 +47,17 @@ from swarm.training.round.group_formation import (
 )
 from swarm.training.round.group_work import (
     fail,
-    leave_group,
+    leave_without_quorum,
     on_convicted,
     on_grouped,
     on_reduce_failed,
-    on_reduced,
     other_members,
+    reduces,
     valid_votes,
     without_vote_of,
 )
 from swarm.training.round.promise import Promise, bound_by
-from swarm.training.round.quorum import Tally, disagreement, electors_of, make_lock, presence, tally
+from swarm.training.round.quorum import Tally, electors_of, make_lock, presence, tally
 from swarm.training.round.round_events import (
     AttemptLeft,
     CastVote,
@@ -86,6 +86,7 @@ from swarm.training.round.round_state import (
     MAX_HEARD,
     Faults,
     HeldLock,
+    OwnPrepareVote,
     RoundSetup,
     RoundState,
     Timers,
@@ -176,7 +177,7 @@ def _in_group(state: RoundState, event: GroupEvent, now: float) -> Transition:
         case Grouped(signed=signed):
             return on_grouped(state, signed, now)
         case Reduced(attempt=attempt, outcome=outcome):
-            return on_reduced(state, attempt, outcome, now)
+            return _on_reduced(state, attempt, outcome, now)
         case ReduceFailed():
             return on_reduce_failed(state, event, now)
         case Convicted(peer=peer, reason=reason):
@@ -244,6 +245,22 @@ def _shortage(state: RoundState) -> str:
     return f"; the run waits: {presence(len(left), needed, of_roster=True)}"
 
 
+def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -> Transition:
+    if not reduces(state, attempt):
+        return state, []
+    assert state.signed is not None
+    group = state.signed.group
+    if group.resumes is not None and outcome != group.resumes:
+        return fail(state, "recomputing the resumed outcome led to a different state", (), now)
+    vote = state.signed.vote(outcome, "prepare")
+    own_vote = OwnPrepareVote(vote=vote, origin=group.origin or state.signed.data)
+    # others may still reduce, or take from this member the parts that an owner withheld from them
+    deadline = max(state.timers.deadline or now, now) + group.vote_s
+    voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=deadline)
+    state = replace(state, phase="preparing", own_prepare_vote=own_vote, voting=voting, timers=timers)
+    return state, [CastVote(vote=vote, peers=other_members(state))]
+
+
 def _on_voted(state: RoundState, event: Voted, now: float) -> Transition:
     """Keep a vote if it counts, and count again."""
     # votes may arrive before the group does
@@ -281,12 +298,12 @@ def _count_votes(state: RoundState, now: float) -> Transition:
     if commit.decided is not None:
         return _finish(state, commit.decided)
     if state.phase == "committing":
-        return _no_quorum(state, commit.reason, now) if commit.hopeless else (state, [])
+        return leave_without_quorum(state, commit.reason, now) if commit.hopeless else (state, [])
     prepare = _tally_of(state, "prepare")
     if prepare.decided is not None and prepare.decided == state.voting.outcome:
         return _lock(state, prepare.decided, now)
     # if others have decided otherwise, this member's own result is damaged: their commit votes will say so
-    return _no_quorum(state, prepare.reason, now) if prepare.hopeless else (state, [])
+    return leave_without_quorum(state, prepare.reason, now) if prepare.hopeless else (state, [])
 
 
 def _tally_of(state: RoundState, kind: VoteKind) -> Tally:
@@ -337,20 +354,6 @@ def _finish(state: RoundState, decided: Outcome) -> Transition:
     return replace(state, phase="done"), [Finish(certificate=certificate)]
 
 
-def _no_quorum(state: RoundState, reason: str, now: float) -> Transition:
-    mine = state.voting.outcome
-    assert state.signed is not None
-    assert mine is not None
-    votes = valid_votes(state, "prepare")
-    group = state.signed.group
-    suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
-    voted = votes if state.phase == "preparing" else valid_votes(state, "commit")
-    absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
-    names = f"; no vote from {', '.join(map(short_id, absent))}" if absent else ""
-    state = suspect(blame(state, (), suspects, "its part or vote differs"), suspects)
-    return leave_group(state, reason + names, (*absent, *suspects), now)
-
-
 def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Transition:
     members = set(state.signed.group.peer_ids) if state.signed else set()
     if state.signed is None or abort.group_digest != state.signed.digest or peer not in members:
@@ -392,6 +395,6 @@ def _on_deadline(state: RoundState, now: float) -> Transition:
         case "reducing":
             return fail(state, "the reduction took too long", (), now)
         case "preparing" | "committing":
-            return _no_quorum(state, "the vote took too long", now)
+            return leave_without_quorum(state, "the vote took too long", now)
         case _:
             return give_up_short(state, now)

@@ -7,7 +7,9 @@ Assets that make way for others keep their process until the last answer that us
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -72,6 +74,7 @@ class AssetsCache:
         self._assets = NewestItems[AssetsKey, ModelAssets](MAX_MODELS)
         self._loading: WeakValueDictionary[AssetsKey, asyncio.Lock] = WeakValueDictionary()
         self._num_loading = 0
+        self._collected_s = -math.inf
         # assets that were dropped from the cache may still be in use
         self._opened: WeakSet[ModelAssets] = WeakSet()
         self._ready: ChildProcess | None = None
@@ -120,10 +123,17 @@ class AssetsCache:
                     self._assets[key] = assets
         return self._assets[key]
 
+    def _is_full(self) -> bool:
+        return len(self._opened) + self._num_loading >= MAX_PROCESSES
+
     @contextmanager
     def _room(self) -> Iterator[None]:
         """Count one more model as being loaded while the context lasts. Raises PeerRefused if there are too many."""
-        if len(self._opened) + self._num_loading >= MAX_PROCESSES:
+        now_s = asyncio.get_running_loop().time()
+        if self._is_full() and now_s >= self._collected_s + RETRY_AFTER_S:
+            gc.collect()  # an answer that failed refers to itself through its error, and would keep its assets
+            self._collected_s = now_s
+        if self._is_full():
             raise PeerRefused(
                 f"the tokenizers of {MAX_PROCESSES} models are in use here",
                 remedy="ask again later, or for one of these models",

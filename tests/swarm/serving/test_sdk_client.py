@@ -1214,6 +1214,26 @@ def test_text_is_refused_when_its_tokens_are_outside_the_vocabulary(llama_dir: P
     asyncio.run(scenario())
 
 
+def test_tokenizers_of_answers_that_failed_make_room_for_other_models(boxes: Any, llama_dir: Path) -> None:
+    """Such an answer is garbage that refers to itself, which Python may find only after minutes."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, HALVES) as box:
+            cache = box.client._assets
+            answer = aiter(box.generate(50))
+            await anext(answer)
+            for peer_id in box.servers:
+                box.internet.crash(peer_id)
+            with pytest.raises(SessionError):
+                [token async for token in answer]
+            del answer
+            cache._assets.clear()
+            with patch("swarm.client.assets_cache.MAX_PROCESSES", 1), cache._room():
+                assert not cache._opened
+
+    virtual_time.run(scenario())
+
+
 def test_no_more_than_some_models_have_a_tokenizer_at_once_however_many_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -240,9 +240,9 @@ TrainingEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Holds what a member waits for since its interval ended `seconds` ago: its own disk if `is_for_disk`, or else
-    `peers`, as far as it knows, or else as many newcomers as `num_lacking` says. Without any, it computes with the
-    others."""
+    """Holds what a member waits for since its interval ended `seconds` ago, or since it has asked for its first state:
+    its own disk if `is_for_disk`, or else `peers`, as far as it knows, or else as many newcomers as `num_lacking` says.
+    Without any, it computes with the others."""
 
     peers: tuple[str, ...]
     seconds: float

@@ -345,7 +345,7 @@ class JsonMemory:
         try:
             yield
         except OSError as error:
-            logger.warning("cannot write %s with %s: %s", self.path, self.what, error)
+            logger.warning("cannot write %s to remember %s: %s", self.path, self.what, reason_of(error))
 
     def read(self, checked: Callable[[Any], T]) -> T | None:
         """Return the value after `checked`, which raises for an invalid one. Return None if there is no valid value."""

@@ -77,7 +77,7 @@ def test_completion_with_a_null_field_takes_its_default(field: str) -> None:
         ("temperature", 3),
         ("top_p", 0),
         ("max_tokens", 0),
-        ("max_tokens", 10**9),
+        ("max_tokens", 10**10),
         ("seed", 2**64),
         ("stop", [""]),
         ("stop", ["x"] * (MAX_STOPS + 1)),

@@ -127,7 +127,7 @@ class PageAllocator:
         self._num_promised -= num_new
 
     def empty(self, page_table: PageTable) -> None:
-        """Give back the pages of a table that shares none, and reserve as many again."""
+        """Give back the pages of a table that no other table shares, and reserve as many again."""
         num_pages = page_table.num_pages
         self.release(page_table)
         has_room = self.extend(page_table, num_pages)

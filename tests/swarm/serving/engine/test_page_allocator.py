@@ -183,7 +183,8 @@ class Pages(RuleBasedStateMachine):
 
     @rule(page_table=holdings)
     def empty(self, page_table: PageTable) -> None:
-        if page_table in self.held and not page_table.num_shared:
+        others = [other for other in self.held if other is not page_table]
+        if page_table in self.held and not any({*page_table.pages} & {*other.pages} for other in others):
             num_pages = page_table.num_pages
             self.pages.empty(page_table)
             assert page_table.num_promised == page_table.num_pages == num_pages

@@ -201,6 +201,8 @@ def _print_run(emitter: Emitter, path: Path, found: InspectedRun) -> None:
     config, run, cost = found.config, found.run, cost_of(found.config)
     if not emitter.json:
         emitter.result("\n".join(_lines(found, cost)))
+        if run is None:
+            emitter.say(f"  → sign it with your key: swarm-node run sign {path}")
         return
     emitter.emit(
         "run",

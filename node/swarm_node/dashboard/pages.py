@@ -19,6 +19,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, HTTPException, Request, Response
 from fastapi.responses import RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from swarm.network.multiaddr import is_loopback
 
 from swarm_node.dashboard import charts, wording
 from swarm_node.dashboard.views import NodeView, RunDetail, ViewSource
@@ -227,6 +228,7 @@ class _Pages:
             "verdict": state,
             "headline": headline,
             "situation": wording.situation(overview),
+            "joins_here_only": any(is_loopback(word) for word in overview.join_command.split() if word[0] == "/"),
             "activity": [
                 (what, curve)
                 for what, name in (("answered", "tokens_per_s"), ("trained", "training_tokens_per_s"))

@@ -81,6 +81,8 @@ def test_sign_pins_the_data_and_show_says_what_it_costs(author: Identity, capsys
     [shown] = events(capsys)
     assert (shown["run"], shown["name"], shown["signed_by"]) == (None, "tidy", None)
     assert "not what its author signed" in str(shown["problem"])
+    assert cli.run(["run", "show"]) == 1
+    assert "→ sign it with your key: swarm-node run sign run.toml" in capsys.readouterr().err
 
 
 def test_sign_with_an_own_key_and_files(capsys: pytest.CaptureFixture[str]) -> None:

@@ -414,6 +414,13 @@ def test_an_empty_swarm_says_what_to_do_next() -> None:
     assert "swarm-node run init" in text
 
 
+def test_join_command_with_an_address_of_this_machine_says_so() -> None:
+    source, told = example_source(7), "This address works only on the machine that serves this page."
+    assert told not in opened(source).get("/").text
+    source.change(join_command="swarm-node join --peers /ip4/127.0.0.1/tcp/4001/p2p/12D3KooW")
+    assert told in opened(source).get("/").text
+
+
 def test_outdated_views_say_how_old_they_are_and_why() -> None:
     source = example_source(7, now=lambda: 0.0)
     source.shown = source.shown.model_copy(update={"stale": "no <b>peer</b> answers"})

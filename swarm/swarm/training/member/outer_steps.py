@@ -35,7 +35,7 @@ from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import RoundSetup, rest_after
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext, recall_promise, setup_of
-from swarm.training.state.state_sync import SyncResult, claims_of, fetch_state, furthest, trainers
+from swarm.training.state.state_sync import SyncResult, fetch_state, newest_shown
 from swarm.training.trainer_events import StateFetched, Waiting
 
 STATE_LOST = (
@@ -190,8 +190,8 @@ class OuterSteps:
                 self._lacking = proof
                 await asyncio.sleep(rest_after(num_failed))
                 num_failed += 1
-                records = await trainers(self._membership, context.run)
-                if (shown := await furthest(context, claims_of(context, records))) is not None:
+                shown, records = await newest_shown(context, self._membership)
+                if shown is not None:
                     proof, shown_at = shown, now()
         finally:
             self._lacking = None

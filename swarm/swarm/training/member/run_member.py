@@ -53,7 +53,7 @@ from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState, check_genesis
 from swarm.training.state.run_context import RunContext, recall_history
 from swarm.training.state.state_download import ChunkFolder
-from swarm.training.state.state_sync import claims_of, furthest, trainers
+from swarm.training.state.state_sync import claims_of, furthest, newest_shown, trainers
 from swarm.training.state.state_transfer import Fetcher
 from swarm.training.trainer_events import HeldOutMeasured, TrainingEvent, Waiting
 
@@ -364,8 +364,7 @@ class RunMember:
         self._reports.aborted(GiveUp(step=endorsement.outer_step, attempt=0, reason=reason, missing=()))
         while True:
             await asyncio.sleep(WATCH_S)
-            records = await trainers(self._membership, self._run.run_id)
-            proof = await furthest(context, claims_of(context, records))
+            proof, records = await newest_shown(context, self._membership)
             if proof is not None:
                 return proof, records
 

@@ -1,4 +1,4 @@
-"""Decides what a member does in an attempt's group until it votes: check the group, reduce, or leave it.
+"""Decides what a member does in an attempt's group beside voting: check the group, reduce, and leave it.
 
 All functions here are pure. `state_machine` calls them, and `round_driver` carries out the actions.
 """
@@ -16,14 +16,7 @@ from swarm.training.round.group_formation import advance
 from swarm.training.round.group_members import complaint, own_report
 from swarm.training.round.quorum import disagreement
 from swarm.training.round.round_events import Announce, Recover, Reduce, ReduceFailed, ShowEvidence
-from swarm.training.round.round_state import (
-    RoundState,
-    Timers,
-    Transition,
-    blame,
-    give_up,
-    suspect,
-)
+from swarm.training.round.round_state import RoundState, Timers, Transition, blame, give_up, suspect
 
 
 def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition:
@@ -165,7 +158,7 @@ def leave_without_quorum(state: RoundState, reason: str, now: float) -> Transiti
     group = state.signed.group
     suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
     voted = votes if state.phase == "preparing" else valid_votes(state, "commit")
-    absent = tuple(sorted(set(state.signed.group.peer_ids) - voted.keys()))
+    absent = tuple(sorted(set(group.peer_ids) - voted.keys()))
     names = f"; no vote from {', '.join(map(short_id, absent))}" if absent else ""
     state = suspect(blame(state, (), suspects, "its part or vote differs"), suspects)
     return leave_group(state, reason + names, (*absent, *suspects), now)

@@ -81,8 +81,7 @@ async def fetch_state(
         except SwarmError as error:
             logger.warning("cannot get the state of outer step %d yet: %s", proof.outer_step, error)
         await asyncio.sleep(RETRY_S)
-        records = await trainers(membership, context.run)
-        later = await furthest(context, claims_of(context, records))
+        later, records = await newest_shown(context, membership)
         proof = max(proof, later or proof, key=lambda each: each.rank)
     return await _obtain(context, proof, records)
 
@@ -275,6 +274,12 @@ def claims_of(context: RunContext, records: Mapping[str, TrainerRecord]) -> dict
         if peer != context.network.peer_id and context.signatures.admits(peer)
     }
     return {peer: each.outer_step for peer, each in others.items() if each.digest}
+
+
+async def newest_shown(context: RunContext, membership: Membership) -> tuple[Proof | None, dict[str, TrainerRecord]]:
+    """Look up the run's trainers. Return what `furthest` does for them, and their records."""
+    records = await trainers(membership, context.run)
+    return await furthest(context, claims_of(context, records)), records
 
 
 async def furthest(context: RunContext, claims: Mapping[str, int]) -> Proof | None:

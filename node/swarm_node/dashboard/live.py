@@ -35,10 +35,6 @@ MAX_STREAM_S = 900.0
 """The age in seconds at which a stream ends. A reader that is still there opens the next."""
 
 RETRY_AFTER_S = 10.0
-HEADERS = {
-    "cache-control": "no-store",
-    "x-accel-buffering": "no",  # otherwise a proxy buffers events
-}
 
 
 class Live:
@@ -101,7 +97,7 @@ class LiveResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with self._live.slot(caller_of(scope)):
-                await self._stream(receive, EventStream(send, HEADERS))
+                await self._stream(receive, EventStream(send, {"cache-control": "no-store"}))
         except HttpError as error:
             await error(scope, receive, send)
 

@@ -6,6 +6,11 @@ from starlette.types import Receive, Send
 
 DONE = b"data: [DONE]\n\n"
 EVENT_STREAM = "text/event-stream"
+HEADERS = {
+    "content-type": f"{EVENT_STREAM}; charset=utf-8",
+    "cache-control": "no-cache",
+    "x-accel-buffering": "no",  # otherwise nginx keeps events until the last one, or until its buffer is full
+}
 
 
 class EventStream:
@@ -14,7 +19,7 @@ class EventStream:
 
     def __init__(self, send: Send, headers: dict[str, str]) -> None:
         self._send = send
-        self._headers = {"content-type": f"{EVENT_STREAM}; charset=utf-8", "cache-control": "no-cache", **headers}
+        self._headers = {**HEADERS, **headers}
         self.started = False
 
     async def send(self, events: bytes) -> None:

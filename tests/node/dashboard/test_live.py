@@ -135,6 +135,7 @@ async def test_stream_begins_with_the_current_views_and_continues_with_every_cha
     assert visitor.status == 200
     assert visitor.headers["content-type"].startswith("text/event-stream")
     assert visitor.headers["cache-control"] == "no-store"
+    assert visitor.headers["x-accel-buffering"] == "no", "nginx would keep the events"
     [(kind, data)] = visitor.events
     assert (kind, Overview(**data)) == ("overview", source.overview())
     for number in (31, 32):

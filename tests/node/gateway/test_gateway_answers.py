@@ -69,6 +69,7 @@ def test_stream_ends_with_done() -> None:
         ) as response:
             text = await response.text()
         assert response.headers["content-type"].startswith("text/event-stream")
+        assert response.headers["x-accel-buffering"] == "no", "nginx would keep the answer until its end"
         assert text.endswith("\n\ndata: [DONE]\n\n")
 
     converse(ScriptedClient(), conversation)

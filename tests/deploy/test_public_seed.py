@@ -90,6 +90,17 @@ def test_the_firewall_lets_in_what_listens_and_nothing_else(tmp_path: Path) -> N
     assert opened == {22, 80, 443, 4001}
 
 
+def test_gateway_in_place_of_the_dashboard_listens_at_a_port_that_the_readme_opens(tmp_path: Path) -> None:
+    [lines] = re.findall(r"```toml\n(.*?)```", text("README.md"), flags=re.DOTALL)
+    path = tmp_path / "gateway.toml"
+    path.write_text(re.sub(r"^listen = .*\n", lines, settings("dashboard"), flags=re.MULTILINE), encoding="utf-8")
+    gateway = resolve({"home": str(tmp_path)}, env={}, file=path)
+    assert gateway.api_keys == Path("/etc/swarm/keys")
+    assert gateway.announce == (f"/dns4/{NAME}/tcp/4002",)
+    assert gateway.listen == ("/ip4/0.0.0.0/tcp/4002",), "servers behind a NAT cannot connect to 127.0.0.1"
+    assert "sudo ufw allow 4002/tcp" in text("README.md")
+
+
 def test_caddy_leads_to_the_dashboard_and_not_to_its_numbers(tmp_path: Path) -> None:
     caddyfile = text("Caddyfile")
     dashboard = resolved("dashboard", tmp_path)

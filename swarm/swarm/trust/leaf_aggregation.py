@@ -44,18 +44,6 @@ from swarm.trust.kernels import (
 from swarm.trust.mixing import MixedSlices
 
 
-class AggregationError(ValueError):
-    """The slices cannot be aggregated."""
-
-
-class NotFinite(AggregationError):
-    """The slice of `member`, an index in the given order, holds NaN or infinity."""
-
-    def __init__(self, member: int) -> None:
-        super().__init__(f"the slice of member {member} holds a value that is not finite")
-        self.member = member
-
-
 class Aggregation:
     """Aggregates the leaves of a frame. `weights` are the members' weights, in the members' order; a member with weight
     0 does not count. `beacons` has one value for each leaf (`mixing.leaf_beacon`), for a mixing that draws; their
@@ -63,15 +51,15 @@ class Aggregation:
 
     If `has_survey`, call `survey` with each frame's rows. Then call `decide`, then `combine` with each frame's rows.
     The caller keeps the rows meanwhile. Each further frame holds further values of the same leaves. Rows are one fp32
-    array [F] for each member, consumed one after the other. Raises AggregationError if no member has weight, and
-    NotFinite before it uses a row that is not finite.
+    array [F] for each member, consumed one after the other. Raises ValueError if no member has weight, and before it
+    uses a row that is not finite.
     """
 
     def __init__(self, aggregator: Aggregator, weights: Sequence[int], beacons: Sequence[bytes] = (b"",)) -> None:
         if any(type(weight) is not int or weight < 0 for weight in weights):
             raise ValueError("weights are whole numbers that are not negative")
         if not any(weights):
-            raise AggregationError("no member has any weight")
+            raise ValueError("no member has any weight")
         self._aggregator = aggregator
         self._num_members = len(weights)
         self._counted = [member for member, weight in enumerate(weights) if weight]
@@ -188,7 +176,7 @@ class Aggregation:
         return replace(decision, coefficients_LM=coefficients_LM, kept_LM=kept_LM)
 
     def _checked(self, rows: Iterable[Floats]) -> Iterator[Floats]:
-        """Yield the rows of the members that count, each as [L, V]. Raises NotFinite."""
+        """Yield the rows of the members that count, each as [L, V]. Raises ValueError if one is not finite."""
         num_rows = num_values = 0
         for member, row_F in enumerate(rows):
             num_rows += 1
@@ -198,7 +186,7 @@ class Aggregation:
             if member in self._counted:
                 # the extremes of a row with a NaN are NaN
                 if num_values and not (np.isfinite(row_F.min()) and np.isfinite(row_F.max())):
-                    raise NotFinite(member)
+                    raise ValueError(f"the slice of member {member} holds a value that is not finite")
                 num_leaves = len(self._beacons)
                 yield row_F.reshape(num_leaves, num_values // num_leaves)
         if num_rows != self._num_members:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.aggregated import aggregate
 from swarm.trust.aggregator import AggregationReport
 from swarm.trust.kernels import Doubles, Floats, centred, median_cut, network, products, squares, trimmed_mean
-from swarm.trust.leaf_aggregation import Aggregation, AggregationError, NotFinite
+from swarm.trust.leaf_aggregation import Aggregation
 from swarm.trust.mixing import Bucketing, Mixing, NearestNeighbours
 from swarm.trust.standard_aggregators import (
     aggregator_names,
@@ -285,7 +285,7 @@ def test_aggregate_ignores_members_without_weight(name: str) -> None:
 
 
 def test_aggregation_is_refused_with_a_clear_message_when_nobody_has_weight() -> None:
-    with pytest.raises(AggregationError, match="no member has any weight"):
+    with pytest.raises(ValueError, match="no member has any weight"):
         Aggregation(get_aggregator("mean", {}), (0, 0))
 
 
@@ -300,9 +300,8 @@ def test_aggregation_refuses_weights_that_are_no_counts(weights: Any) -> None:
 def test_aggregate_names_the_member_whose_slice_is_not_finite(name: str, value: float) -> None:
     x_MN = slices(5)
     x_MN[3, 77] = value
-    with pytest.raises(NotFinite) as caught:
+    with pytest.raises(ValueError, match="slice of member 3 holds a value that is not finite"):
         run(name, x_MN, (1,) * 5, frame_values=50)
-    assert caught.value.member == 3
 
 
 @pytest.mark.parametrize("rows", [3, 5])

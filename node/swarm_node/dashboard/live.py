@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from swarm.held_counts import HeldCounts
 
 from swarm_node.dashboard.views import Overview, ViewSource
 from swarm_node.http.addresses import caller_of
@@ -42,7 +42,7 @@ class Live:
 
     def __init__(self, source: ViewSource) -> None:
         self.source = source
-        self._streams: Counter[str] = Counter()
+        self._streams = HeldCounts[str]()
         self._encoded: tuple[Overview, bytes] | None = None
         self.closed = asyncio.Event()
 
@@ -71,13 +71,8 @@ class Live:
                 remedy="close some of them",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self._streams[address] += 1
-        try:
+        with self._streams.holding(address):
             yield
-        finally:
-            self._streams[address] -= 1
-            if not self._streams[address]:
-                del self._streams[address]
 
     def overview(self) -> tuple[Overview, bytes]:
         """Return the newest overview and its event, which is encoded once for all streams."""

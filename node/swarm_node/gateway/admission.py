@@ -18,7 +18,6 @@ import logging
 import os
 import re
 import stat
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from pathlib import Path
 from starlette.datastructures import MutableHeaders
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from swarm.held_counts import HeldCounts
 from swarm_protocol.errors import ConfigError, reason_of
 
 from swarm_node.gateway import http_limits
@@ -245,7 +245,7 @@ class BodyLimit:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._arriving: Counter[str] = Counter()  # bytes on their way, by caller
+        self._arriving = HeldCounts[str]()  # bytes on their way, by caller
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -282,8 +282,6 @@ class BodyLimit:
             ) from None
         finally:
             self._arriving[caller] -= len(body)
-            if not self._arriving[caller]:
-                del self._arriving[caller]
         kind = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if body and kind != b"application/json" and _has_route(scope):
             raise HttpError(415, "send JSON, with content-type: application/json", code="unsupported_media_type")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from swarm.held_counts import HeldCounts
 from swarm.router.revisions import split_pin
 
 from swarm_node.gateway import http_limits
@@ -25,7 +25,7 @@ class AnswerSlots:
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._of_callers: Counter[Hashable] = Counter()
+        self._of_callers = HeldCounts[Hashable]()
         self._for_all, self._for_few = _ModelSlots(2 * capacity), _ModelSlots(capacity // 2)
 
     @property
@@ -47,7 +47,7 @@ class AnswerSlots:
                 code="rate_limit_exceeded",
                 retry_after_s=http_limits.RETRY_AFTER_S,
             )
-        with _counted(slots.running, name, num), _counted(self._of_callers, caller, num):
+        with slots.running.holding(name, num), self._of_callers.holding(caller, num):
             yield
 
 
@@ -56,19 +56,8 @@ class _ModelSlots:
     """Slots that models share. `running` counts the answers of each."""
 
     size: int
-    running: Counter[Hashable] = field(default_factory=Counter)
+    running: HeldCounts[str] = field(default_factory=HeldCounts)
 
     def has_room(self, num: int, model: str) -> bool:
         num_own = self.running[model]
         return 2 * (num_own + num) <= self.size - (self.running.total() - num_own)
-
-
-@contextmanager
-def _counted(running: Counter[Hashable], key: Hashable, num: int) -> Iterator[None]:
-    running[key] += num
-    try:
-        yield
-    finally:
-        running[key] -= num
-        if not running[key]:
-            del running[key]

@@ -21,6 +21,8 @@ from typing import Generic, Protocol, TypeVar
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 
+from swarm.held_counts import HeldCounts
+
 K = TypeVar("K", bound=Hashable)
 
 MAX_CALLS = 8192
@@ -45,7 +47,7 @@ class PeerSlots(Generic[K]):
         """`per_peer` returns the present limit of one peer, and `in_all` is the limit of all peers."""
         self._per_peer = per_peer
         self._in_all = in_all
-        self._held: Counter[K] = Counter()
+        self._held = HeldCounts[K]()
         self.num_held = 0
 
     def held_by(self, peer: K) -> int:
@@ -65,8 +67,6 @@ class PeerSlots(Generic[K]):
     def give_back(self, peer: K) -> None:
         self.num_held -= 1
         self._held[peer] -= 1
-        if not self._held[peer]:
-            del self._held[peer]
 
     @contextmanager
     def taken(self, peer: K) -> Iterator[bool]:

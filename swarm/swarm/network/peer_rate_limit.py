@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from swarm.held_counts import HeldCounts
 from swarm.network.rate import Rate
 from swarm.newest_items import NewestItems
 
@@ -29,7 +30,7 @@ class PeerRateLimit(Generic[K]):
         self._per_peer = per_peer
         self._in_all = in_all
         self._taken: deque[tuple[float, K]] = deque()  # time and peer of each request within the last period
-        self._num_taken: Counter[K] = Counter()
+        self._num_taken = HeldCounts[K]()
 
     def takes(self, peer: K) -> bool:
         """Return whether a request of a peer is allowed now. If so, it counts."""
@@ -37,8 +38,6 @@ class PeerRateLimit(Generic[K]):
         while self._taken and self._taken[0][0] <= now - self._period_s:
             _, earlier = self._taken.popleft()
             self._num_taken[earlier] -= 1
-            if not self._num_taken[earlier]:
-                del self._num_taken[earlier]
         if self._num_taken[peer] >= self._per_peer or len(self._taken) >= self._in_all:
             return False
         self._taken.append((now, peer))

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout
 from swarm_protocol.records import ServeRecord
 
+from swarm.held_counts import HeldCounts
 from swarm.network.membership import Membership
 from swarm.router.block_budget import ModelNeeds, block_budget, kv_bytes_beside
 from swarm.router.placement import (
@@ -219,7 +219,7 @@ class SimulatedGateway:
         self._server_at = server_at
         self._measured = measured
         self._random = random.Random(network.peer_id)
-        self._load: Counter[str] = Counter()
+        self._load = HeldCounts[str]()
         self._gone: set[str] = set()
         self._full: dict[str, float] = {}
         self._servers: dict[str, ServeRecord] = {}
@@ -276,8 +276,7 @@ class SimulatedGateway:
         prompt_tokens = self._model.prompt_tokens
         with ExitStack() as sessions:
             for hop in chain.hops:
-                self._load[hop.peer_id] += 1
-                sessions.callback(self._load.subtract, [hop.peer_id])
+                sessions.enter_context(self._load.holding(hop.peer_id))
                 if (server := self._server_at(hop.peer_id)) is not None:
                     sessions.enter_context(server.session(prompt_tokens + tokens))
             prompt_ms = sum(hop.record.prefill_ms_per_token * (hop.end - hop.start) for hop in chain.hops)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, TypeVar
@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 
+from swarm.held_counts import HeldCounts
 from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long, took_too_long
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.unary_connection import UnaryAnswer
@@ -78,10 +79,10 @@ class Calls:
         self._host = host
         self._open_stream = open_stream
         self._parcels: OrderedDict[bytes, tuple[str, bytes]] = OrderedDict()
-        self._num_parcel_bytes: Counter[str] = Counter()  # by peer with parcels
+        self._num_parcel_bytes = HeldCounts[str]()  # by peer with parcels
         # both only have peers that send or fetch now
         self._turns: dict[tuple[str, str], asyncio.Semaphore] = {}
-        self._num_in_turn: Counter[tuple[str, str]] = Counter()
+        self._num_in_turn = HeldCounts[tuple[str, str]]()
         # the turns already bound what is sent to one peer
         self._leaving = UnreadBudget(
             host.provider_of, max_peer_bytes=MAX_LEAVING_BYTES, max_host_bytes=MAX_LEAVING_BYTES
@@ -146,17 +147,16 @@ class Calls:
         PeerTimeout."""
         key = (peer_id, kind)
         turn = self._turns.setdefault(key, asyncio.Semaphore(MAX_BULK_PER_PEER))
-        self._num_in_turn[key] += 1
         try:
-            await _in_time(peer_id, turn.acquire(), BULK_S)
-            try:
-                yield
-            finally:
-                turn.release()
+            with self._num_in_turn.holding(key):
+                await _in_time(peer_id, turn.acquire(), BULK_S)
+                try:
+                    yield
+                finally:
+                    turn.release()
         finally:
-            self._num_in_turn[key] -= 1
-            if not self._num_in_turn[key]:
-                del self._num_in_turn[key], self._turns[key]
+            if key not in self._num_in_turn:
+                del self._turns[key]
 
     async def hand_out_parcel(self, peer_id: str, stream: Stream) -> None:
         token = await _in_time(peer_id, stream.receive(), PARCEL_S)
@@ -198,8 +198,6 @@ class Calls:
         """Drop a parcel. Idempotent."""
         recipient, response = self._parcels.pop(token, ("", b""))
         self._num_parcel_bytes[recipient] -= len(response)
-        if not self._num_parcel_bytes[recipient]:
-            del self._num_parcel_bytes[recipient]
 
 
 async def _in_time(peer_id: str, waiting: Coroutine[Any, Any, T], within_s: float) -> T:

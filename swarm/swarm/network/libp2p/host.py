@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from typing import NoReturn, TypeVar
@@ -23,6 +22,7 @@ from swarm_protocol.identity import check_peer_id
 from swarm_protocol.records import PathKind
 
 from swarm.ended_tasks import end_tasks
+from swarm.held_counts import HeldCounts
 from swarm.network.interface import NotServed
 from swarm.network.ip_kinds import IpNetwork, provider_network_of
 from swarm.network.libp2p import kept_frames
@@ -123,7 +123,7 @@ class Host:
         """By peer id, the kind of each connection that came from an introduction."""
         self._connections = SharedLook(control)
         self._connected_at: dict[str, float] = {}  # by introduced peer, when it was last seen to be connected
-        self._num_calls: Counter[str] = Counter()
+        self._num_calls = HeldCounts[str]()
         self.find_addrs: FindAddrs = _no_addrs
         self.known_addrs: Callable[[str], Sequence[str]] = lambda _peer_id: ()
         """Returns the known addresses of a peer that are worth a dial, without asking other nodes."""
@@ -243,16 +243,12 @@ class Host:
         if self.gate is not None:
             await self.gate.enter(peer_id, protocol, addrs)
         wire_name = self.wire_name(protocol)
-        self._num_calls[peer_id] += 1
         try:
-            self.traffic.sent(peer_id, len(request))
-            response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, wire_name, request))
+            with self._num_calls.holding(peer_id):
+                self.traffic.sent(peer_id, len(request))
+                response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, wire_name, request))
         except (ControlError, UnaryConnectionClosed, RemoteCallError) as error:
             raise translate(error, peer_id) from None
-        finally:
-            self._num_calls[peer_id] -= 1
-            if not self._num_calls[peer_id]:
-                del self._num_calls[peer_id]
         self.traffic.received(peer_id, len(response))
         return response
 

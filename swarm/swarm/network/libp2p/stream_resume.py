@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import os
 import struct
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -23,6 +22,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
 
 from swarm.ended_tasks import end_tasks
+from swarm.held_counts import HeldCounts
 from swarm.network.interface import Stream
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.host import Host, RawStream
@@ -82,7 +82,7 @@ class ResumableStreams:
         self._reconnector = watch.reconnector
         self._accepted: dict[tuple[str, bytes], AcceptedStream] = {}
         self._opened: dict[tuple[str, bytes], Libp2pStream] = {}
-        self._num_held: Counter[str] = Counter()
+        self._num_held = HeldCounts[str]()
 
     @asynccontextmanager
     async def open(self, peer_id: str, protocol: str, max_bytes: int) -> AsyncIterator[Stream]:
@@ -185,13 +185,8 @@ class ResumableStreams:
         """Count a stream as without a connection while the context lasts. Raises PeerRefused if there is no room."""
         if self._num_held[peer_id] >= MAX_HELD_PER_PEER or self._num_held.total() >= MAX_HELD:
             raise PeerRefused("too many streams wait to be resumed", peer_id=peer_id)
-        self._num_held[peer_id] += 1
-        try:
+        with self._num_held.holding(peer_id):
             yield
-        finally:
-            self._num_held[peer_id] -= 1
-            if not self._num_held[peer_id]:
-                del self._num_held[peer_id]
 
     async def watch(self, peer_id: str, stream_id: bytes) -> None:
         """Wait until the opener of a held stream is gone, or has left the stream. Meanwhile reach the opener if it does

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +26,7 @@ from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import Push, Spent, StepRequest, StepResult, TokenDraw, WantedOutput
 from torch import Tensor
 
+from swarm.held_counts import HeldCounts
 from swarm.serving.engine.compute import RunnableSpan
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import is_decode
@@ -56,7 +57,7 @@ class Backpressure:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._of_client: Counter[str] = Counter()
+        self._of_client = HeldCounts[str]()
         self._changed = asyncio.Event()
 
     @property
@@ -84,8 +85,6 @@ class Backpressure:
 
     def give_back(self, client: str, num_bytes: int) -> None:
         self._of_client[client] -= num_bytes
-        if not self._of_client[client]:
-            del self._of_client[client]
         self._changed.set()
 
 

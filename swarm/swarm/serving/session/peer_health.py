@@ -12,7 +12,6 @@ import asyncio
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +19,7 @@ from functools import partial
 from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 
 from swarm.ended_tasks import end_tasks
+from swarm.held_counts import HeldCounts
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
 from swarm.router.routing import RoutingContext
@@ -117,7 +117,7 @@ class PeerHealth:
         self._waiting: list[_Waiting] = []
         self._heard_s = NewestItems[str, float](MAX_PEERS)
         self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
-        self._load: Counter[str] = Counter()
+        self._load = HeldCounts[str]()
         self._distrusted_s = NewestItems[str, float](MAX_PEERS)
         self._why_distrusted = NewestItems[str, str](MAX_PEERS)
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
@@ -261,8 +261,6 @@ class PeerHealth:
 
     def closed(self, peer_id: str) -> None:
         self._load[peer_id] -= 1
-        if not self._load[peer_id]:
-            del self._load[peer_id]
 
     def worked(self, peer_id: str) -> None:
         """Forget the peer's failures, since it has answered. What it answers in one session says nothing about room for

@@ -1,29 +1,38 @@
-"""Joins the daemon's network as the home's identity, and keeps trying until a peer answers.
+"""Joins a network: for a daemon until a peer answers, or briefly for a command, which tells a failure.
 
 A machine may boot before its seed. From the second attempt on, the node can be reached while it waits, so two nodes
 that name each other meet. A seed starts alone instead, and the network's `partition_watch` goes on dialling its peers.
-`network_visit` joins for a command, which tells a failure.
+A command visits as a host of its own with a temporary identity, which also works beside a running daemon.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from swarm.ended_tasks import unless
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p_network import Libp2pNetwork
+from swarm.network.membership import Membership
 from swarm.network.network_entry import NobodyReached
 from swarm.network.traffic import Traffic
+from swarm.temporary_folder import temporary_folder
+from swarm_protocol.dht_messages import Contact
+from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.identity import Identity
 
 from swarm_node.events.emitter import Emitter
-from swarm_node.node import NodeRole
+from swarm_node.node import NodeRole, RelayUse
 from swarm_node.settings.config import Config
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage import kept_invitation, remembered_peers
 from swarm_node.storage.home import Home
+
+T = TypeVar("T")
 
 MIN_PAUSE_S, MAX_PAUSE_S = 5.0, 15.0
 """Bounds of the pause between two attempts. It is random, so that nodes that wait for one seed do not come at once."""
@@ -93,3 +102,62 @@ def _options(config: Config, home: Home, role: NodeRole) -> Libp2pOptions:
         invitation=config.invite,
         revocations=kept_invitation.read_revocations(home) if config.invite else b"",
     )
+
+
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
+FIND_S = 20.0
+"""Longest search for members, in seconds. Live members are usually seen within two seconds."""
+POLL_S = 1.0
+
+
+@asynccontextmanager
+async def visiting(
+    config: Config,
+    *,
+    listen: tuple[str, ...] = LOOPBACK,
+    announce: tuple[str, ...] = (),
+    remembered: tuple[Contact, ...] = (),
+    relay: RelayUse = "none",
+    revocations: bytes | None = None,
+) -> AsyncIterator[tuple[Libp2pNetwork, Membership]]:
+    """Join the network of `config` through its peers, through `remembered` ones, or, if it listens beyond this machine,
+    through nodes of the local network.
+
+    `revocations` is the list to bring instead of the one that the home keeps. Raises StartError or PeerError.
+    """
+    if revocations is None:
+        revocations = kept_invitation.read_revocations(Home(config.home)) if config.invite else b""
+    with temporary_folder("visit") as folder:
+        identity = folder / "identity.key"
+        Identity.generate().save(identity)
+        options = Libp2pOptions(
+            identity_path=identity,
+            network_id=config.network_id,
+            peers=config.peers,
+            remembered=remembered,
+            listen=listen,
+            announce=announce,
+            relay=relay,
+            mdns=config.mdns,
+            invitation=config.invite,
+            revocations=revocations,
+        )
+        network = await Libp2pNetwork.create(options)
+        try:
+            async with Membership(network) as membership:
+                yield network, membership
+        finally:
+            await network.close()
+
+
+async def retried(look_up: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of `look_up`. It is repeated while it raises PeerTimeout, for at most FIND_S."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + FIND_S
+    while True:
+        try:
+            return await look_up()
+        except PeerTimeout:
+            if loop.time() > until_s:
+                raise
+        await asyncio.sleep(POLL_S)

@@ -44,7 +44,7 @@ from swarm_node.control import ControlClient
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import moment, plural
 from swarm_node.machine import reachability
-from swarm_node.network_visit import LOOPBACK, visiting
+from swarm_node.network_join import LOOPBACK, visiting
 from swarm_node.settings.config import Config
 from swarm_node.storage import remembered_peers
 from swarm_node.storage.home import Home, remove_empty

@@ -139,7 +139,7 @@ def _exchange_lists(flags: Flags, home: Home, *, brings: bytes | None = None) ->
     if not config.peers:
         return b"", "no node of this network is known"
     # the network takes half a second to import
-    from swarm_node.network_visit import visiting  # noqa: PLC0415
+    from swarm_node.network_join import visiting  # noqa: PLC0415
 
     async def visit() -> bytes:
         # joining exchanges the list with every node that is greeted

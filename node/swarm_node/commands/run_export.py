@@ -29,7 +29,7 @@ from swarm_node import diagnostics
 from swarm_node.commands.models import publish_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural, size
-from swarm_node.network_visit import FIND_S, retried, visiting
+from swarm_node.network_join import FIND_S, retried, visiting
 from swarm_node.roles.sources import kept_copy, run_of_id
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId

@@ -34,7 +34,7 @@ from swarm_node.commands.invite import give_text, lifetime_of, peer_option
 from swarm_node.commands.run_orders import give
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import utc
-from swarm_node.network_visit import retried, visiting
+from swarm_node.network_join import retried, visiting
 from swarm_node.settings.config import UsageError
 from swarm_node.settings.parsers import whole_number
 from swarm_node.storage.home import Home, check_new_file

@@ -23,7 +23,7 @@ from swarm_protocol.identity import Identity, check_peer_id, short_id
 from swarm_node import diagnostics
 from swarm_node.commands.command_options import Flags, run_file, signing_identity, with_peers
 from swarm_node.events.emitter import Emitter
-from swarm_node.network_visit import retried, visiting
+from swarm_node.network_join import retried, visiting
 from swarm_node.settings.parsers import MAX_DURATION_S, length_of_time
 from swarm_node.storage.home import read_text
 

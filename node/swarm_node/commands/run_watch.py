@@ -24,7 +24,7 @@ from swarm_node.commands.command_options import Flags, file_or_id, say_joining, 
 from swarm_node.events.emitter import Emitter
 from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import duration
-from swarm_node.network_visit import visiting
+from swarm_node.network_join import visiting
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
 

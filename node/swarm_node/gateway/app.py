@@ -7,13 +7,17 @@ requests to generations.
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 from swarm.client import AsyncClient
 from swarm.client.request import Prompt
@@ -29,7 +33,7 @@ from swarm_node.gateway.responses_events import RESPONSE, ResponsesBuilder
 from swarm_node.gateway.responses_schema import ResponsesRequest
 from swarm_node.gateway.served_models import Models
 from swarm_node.gateway.texts import Texts
-from swarm_node.gateway.unique_keys import UniqueKeysRoute
+from swarm_node.http.field_words import shown
 from swarm_node.http.http_error import HttpError, install_description
 from swarm_node.http.rate_limit import RateLimiters, Rates
 from swarm_node.metrics.metric_registry import CONTENT_TYPE, Registry
@@ -178,3 +182,29 @@ def _head(prefix: str, request: CompletionRequest | ChatRequest, *, with_logprob
         with_usage=request.include_usage,
         with_logprobs=with_logprobs,
     )
+
+
+class UniqueKeysRoute(APIRoute):
+    """A route that refuses JSON in which an object has a key twice: JSON leaves open which of the two values counts.
+    FastAPI reports it as an error in the JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_unique(request: Request) -> Response:
+            return await handle(_UniqueKeysRequest(request.scope, request.receive))
+
+        return handle_unique
+
+
+class _UniqueKeysRequest(Request):
+    async def json(self) -> Any:
+        return json.loads(await self.body(), object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise json.JSONDecodeError(f"an object has the key {shown(twice)} twice", "", 0)
+    return values

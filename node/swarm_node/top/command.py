@@ -82,7 +82,7 @@ async def _direct(config: Config, *, with_files: bool) -> AsyncIterator[ViewSour
     """
     # imported late: the network takes half a second, and reading a dashboard does not need it
     from swarm_node.dashboard.collector import running_collector  # noqa: PLC0415
-    from swarm_node.network_visit import visiting  # noqa: PLC0415
+    from swarm_node.network_join import visiting  # noqa: PLC0415
 
     diagnostics.quieten_libraries()
     with temporary_folder("top") as folder:

@@ -13,7 +13,7 @@ from typing import IO, Any
 import pytest
 from support.node_process import Node
 from support.private_networks import Owner
-from swarm_node import cli, daemon, network_visit
+from swarm_node import cli, daemon, network_join
 from swarm_node.commands.daemons import _within_rights
 from swarm_node.dashboard.view_builder import invitation as shown_invitation
 from swarm_node.settings.config import Config
@@ -234,7 +234,7 @@ def test_revoke_searches_once_for_members_when_none_is_there(
         visits.append(revocations)
         raise StartError("none of the given peers could be reached")
 
-    monkeypatch.setattr(network_visit, "visiting", nobody)
+    monkeypatch.setattr(network_join, "visiting", nobody)
     invite(capsys, "--new-network", "--home", tmp_path)
     _, out, _ = invite(capsys, "--home", tmp_path, "--peers", SEED)
     serial = f"{parse_invitation(out).terms.serial:016x}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from swarm.testing import virtual_time
-from swarm_node import network_visit
+from swarm_node import network_join
 from swarm_node.dashboard import collector
 from swarm_node.settings.config import Config
 from swarm_node.top import command
@@ -50,6 +50,6 @@ def test_single_view_waits_for_the_files_of_runs_for_a_short_time(
         async with command._direct(Config(), with_files=with_files):
             assert loop.time() - began_s == pytest.approx(waited_s)
 
-    monkeypatch.setattr(network_visit, "visiting", visiting)
+    monkeypatch.setattr(network_join, "visiting", visiting)
     monkeypatch.setattr(collector, "running_collector", running_collector)
     virtual_time.run(main())

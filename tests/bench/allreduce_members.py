@@ -25,6 +25,7 @@ from support.network_worlds import libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.training.allreduce.butterfly import Butterfly
+from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.allreduce.parts import ReductionScheme, decoded_frames, part_values
 from swarm.training.allreduce.peer_connections import PeerConnections
 from swarm.training.run.methods import Methods
@@ -93,14 +94,14 @@ class Member:
         gc.collect()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         self._before_bytes = psutil.Process().memory_info().rss
-        self._butterfly = Butterfly(
+        streams = PartStreams(
             PeerConnections(network=self._node, methods=METHODS),
             SignedGroup(group=group, signer=group.peer_ids[0], data=data, digest=bytes(32)),
             self._delta_N,
             ReductionScheme(codec=CODEC, aggregator=get_aggregator("mean", {})),
             self._executor,
-            on_failure=self._report,
         )
+        self._butterfly = Butterfly(streams, self._report)
         self._next.set_result(self._butterfly)
 
     async def _report(self, error: SwarmError) -> None:

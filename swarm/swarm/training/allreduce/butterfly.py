@@ -21,19 +21,15 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Executor
 from typing import Any
 
 from swarm_compression.codec import Data
 from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
-from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.identity import short_id
 from swarm_protocol.reduction_messages import OpeningKind, ReduceOpening
-from swarm_protocol.training_messages import SignedGroup
-from torch import Tensor
 
-from swarm.network.interface import FailpointHook, Stream, no_failpoints
+from swarm.network.interface import Stream
 from swarm.training.allreduce.backup_owner import MAX_BACKUPS, PartBackup
 from swarm.training.allreduce.committed_slices import MadePart, proved, show_path
 from swarm.training.allreduce.part_reduction import PartOwner
@@ -42,10 +38,9 @@ from swarm.training.allreduce.parts import (
     MIN_AHEAD_FRAMES,
     CaughtLying,
     PartResult,
-    ReductionScheme,
     backup_peer,
 )
-from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S, PeerConnections
+from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S
 
 logger = logging.getLogger(__name__)
 
@@ -57,32 +52,17 @@ AHEAD_FRAMES = 9
 
 
 class Butterfly:
-    """One member's side of one reduction. `delta_N` is its contribution in fp32; None if it contributes nothing."""
+    """One member's side of one reduction, over its `streams`."""
 
-    def __init__(
-        self,
-        connections: PeerConnections,
-        signed: SignedGroup,
-        delta_N: Tensor | None,
-        scheme: ReductionScheme,
-        executor: Executor,
-        *,
-        on_failure: Callable[[SwarmError], Awaitable[None]],
-        tree: HashTree | None = None,
-        failpoints: FailpointHook = no_failpoints,
-    ) -> None:
-        """Set up this member's side. Its handler of `connections.methods.reduce` passes each stream to `accept` of the
-        butterfly of the same group. `on_failure` is called with the first failure, with every later CaughtLying, and
-        with an UndecodableSlice whose proof the end of the attempt cut off. PeerError and PeerViolation name the peer
-        at fault, and CaughtLying proves what it did. `tree` is the hash tree to whose root this member has committed,
-        if it contributes."""
-        self._group = signed.group
-        self._me = signed.group.peer_ids.index(connections.network.peer_id)
-        contribution_N = delta_N if signed.group.members[self._me].num_tokens else None
-        self.streams = PartStreams(
-            connections, signed, contribution_N, scheme, executor, tree=tree, failpoints=failpoints
-        )
-        self._parts = [PartResult(signed.group, index, scheme.codec) for index in range(len(signed.group.members))]
+    def __init__(self, streams: PartStreams, on_failure: Callable[[SwarmError], Awaitable[None]]) -> None:
+        """Set up this member's side. The handler of `Methods.reduce` passes each stream to `accept` of the butterfly of
+        the same group. `on_failure` is called with the first failure, with every later CaughtLying, and with an
+        UndecodableSlice whose proof the end of the attempt cut off. PeerError and PeerViolation name the peer at fault,
+        and CaughtLying proves what it did."""
+        self.streams = streams
+        self._group = group = streams.group
+        self._me = group.peer_ids.index(streams.me)
+        self._parts = [PartResult(group, index, streams.scheme.codec) for index in range(len(group.members))]
         self.own = PartOwner(self.streams, self._parts[self._me])
         self.answer_audit: Callable[[int, Stream], Awaitable[None]] = _refuse_audit
         self._on_failure = on_failure

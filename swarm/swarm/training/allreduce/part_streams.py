@@ -31,7 +31,7 @@ from swarm_protocol.training_messages import SignedGroup
 from torch import Tensor
 
 from swarm.network.framing import WINDOW_BYTES
-from swarm.network.interface import EndOfStream, FailpointHook, Stream
+from swarm.network.interface import EndOfStream, FailpointHook, Stream, no_failpoints
 from swarm.threads import in_executor
 from swarm.training.allreduce.parts import (
     FRAME_VALUES,
@@ -60,7 +60,8 @@ a name ends in the same way the next time."""
 
 
 class PartStreams:
-    """One member's streams in one reduction. `delta_N` is its contribution in fp32; None if it contributes nothing."""
+    """One member's streams in one reduction. `delta_N` is its contribution in fp32; None if it contributes nothing, as
+    when the group has it without tokens."""
 
     def __init__(
         self,
@@ -71,12 +72,14 @@ class PartStreams:
         executor: Executor,
         *,
         tree: HashTree | None = None,
-        failpoints: FailpointHook,
+        failpoints: FailpointHook = no_failpoints,
     ) -> None:
         """Set up the streams. `tree` is the hash tree of the contribution, to whose root this member has committed."""
-        self.tree = tree if delta_N is not None else None
         self.me = connections.network.peer_id
         self.group = signed.group
+        if not self.group.members[self.group.peer_ids.index(self.me)].num_tokens:
+            delta_N = None
+        self.tree = tree if delta_N is not None else None
         self.scheme = scheme
         self.failpoints = failpoints
         self.contributes = delta_N is not None

@@ -28,7 +28,7 @@ from swarm.threads import in_executor
 from swarm.training.allreduce.audit import Auditing, NotAudited
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.committed_slices import committed_tree
-from swarm.training.allreduce.part_streams import AUDITS_SHARE
+from swarm.training.allreduce.part_streams import AUDITS_SHARE, PartStreams
 from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, UndecodableSlice, encode_slice
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.evidence.interval_audits import DrawnInterval
@@ -98,16 +98,16 @@ class Reductions:
         except SwarmError as error:
             self._feed(reduce_failed(group.attempt, error))
             return
-        butterfly = Butterfly(
+        streams = PartStreams(
             context.connections,
             signed,
             offer.delta_F if offer else None,
             self._scheme(group),
             context.executor,
-            on_failure=partial(self._failed, group.attempt),
             tree=offer.tree if offer else None,
             failpoints=context.failpoints,
         )
+        butterfly = Butterfly(streams, partial(self._failed, group.attempt))
         auditing = Auditing(
             butterfly,
             signed,

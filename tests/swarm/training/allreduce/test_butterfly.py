@@ -24,6 +24,7 @@ from swarm.training.allreduce import parts as module
 from swarm.training.allreduce.backup_owner import BackupOwner
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.part_reduction import QUICK_MEMBERS, PartReducer
+from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.allreduce.parts import (
     CaughtLying,
     PartResult,
@@ -91,15 +92,15 @@ class Ring:
     def member(self, index: int, codec: Codec | None = None, failpoints: FailpointHook = no_failpoints) -> Butterfly:
         network = self.networks[index]
         has_tokens = self.signed.group.members[index].num_tokens > 0
-        return Butterfly(
+        streams = PartStreams(
             PeerConnections(network=network, methods=METHODS),
             self.signed,
             self.vectors[index] if has_tokens else None,
             ReductionScheme(codec=codec or self.codec, aggregator=self.aggregator),
             self.executor,
-            on_failure=partial(self._failed, index),
             failpoints=failpoints,
         )
+        return Butterfly(streams, partial(self._failed, index))
 
     async def _failed(self, index: int, error: SwarmError) -> None:
         self.failures.setdefault(index, error)

@@ -31,7 +31,7 @@ from swarm.simulation.scenario import Model, Nat, NodeClass, Region, Scenario
 from swarm.simulation.simulated_host import HostWorld, Links, SimulatedHost, place_at
 from swarm.simulation.simulated_network import SharedRecords, SimulatedNetwork, SimulatedNode, tend_table
 from swarm.simulation.simulated_serving import SimulatedGateway, SimulatedServer
-from swarm.simulation.world_measurements import SETTLED_S, LookupProbes, Population, take_sample, take_traffic
+from swarm.simulation.world_measurements import SETTLED_S, Population, probe_lookups, take_sample, take_traffic
 from swarm.testing import virtual_time
 
 S = TypeVar("S", Region, Nat)
@@ -274,7 +274,7 @@ class World:
     async def _probe(self) -> None:
         await asyncio.sleep(self._measured_from_s - asyncio.get_running_loop().time())
         chance = random.Random(f"{self._scenario.seed}/probes/0")
-        await LookupProbes(self._scenario.probes_per_minute / 60, chance, self._population, self._measured).run()
+        await probe_lookups(self._scenario.probes_per_minute / 60, chance, self._population, self._measured)
 
     def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)

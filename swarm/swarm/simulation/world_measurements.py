@@ -77,39 +77,31 @@ def take_traffic(minutes: float, begin_s: float, population: Population, measure
     ]
 
 
-class LookupProbes:
-    """Has random nodes look for the records of others, `rate` times a second."""
+async def probe_lookups(rate: float, chance: Random, population: Population, measured: Measurements) -> None:
+    """Have random nodes look for the records of others, `rate` times a second, until cancelled."""
+    async with asyncio.TaskGroup() as lookups:
+        while rate:
+            await asyncio.sleep(chance.expovariate(rate))
+            settled = population.settled()
+            if len(settled) > 1:
+                asker, sought = chance.sample(settled, 2)
+                lookups.create_task(_look_for(asker, sought, measured), name="probe")
 
-    def __init__(self, rate: float, random: Random, population: Population, measured: Measurements) -> None:
-        self._rate = rate
-        self._random = random
-        self._population = population
-        self._measured = measured
 
-    async def run(self) -> None:
-        """Start lookups until cancelled."""
-        async with asyncio.TaskGroup() as lookups:
-            while self._rate:
-                await asyncio.sleep(self._random.expovariate(self._rate))
-                settled = self._population.settled()
-                if len(settled) > 1:
-                    asker, sought = self._random.sample(settled, 2)
-                    lookups.create_task(self._look_for(asker, sought), name="probe")
-
-    async def _look_for(self, asker: SimulatedNode, sought: SimulatedNode) -> None:
-        assert asker.network is not None
-        loop, measured, sought_id = asyncio.get_running_loop(), self._measured, sought.identity.peer_id
-        began_s = loop.time()
-        keys = [publish_key(asker.record, sought_id, depth) for depth in range(4)]
-        try:
-            found = await asker.network.lookup(keys, timeout_s=PROBE_TIMEOUT_S)
-        except SwarmError:
-            if asker.host.is_up:
-                measured.count("lookups")
-                measured.count("lookups failed")
-            return
-        if asker.host.is_up and sought.host.is_up:  # otherwise the lookup is void
+async def _look_for(asker: SimulatedNode, sought: SimulatedNode, measured: Measurements) -> None:
+    assert asker.network is not None
+    loop, sought_id = asyncio.get_running_loop(), sought.identity.peer_id
+    began_s = loop.time()
+    keys = [publish_key(asker.record, sought_id, depth) for depth in range(4)]
+    try:
+        found = await asker.network.lookup(keys, timeout_s=PROBE_TIMEOUT_S)
+    except SwarmError:
+        if asker.host.is_up:
             measured.count("lookups")
-            measured.count("records lost", all(envelope.peer_id != sought_id for envelope in found))
-            measured.take(measured.lookup_hops, asker.network.dht.last_hops)
-            measured.take(measured.lookup_s, loop.time() - began_s)
+            measured.count("lookups failed")
+        return
+    if asker.host.is_up and sought.host.is_up:  # otherwise the lookup is void
+        measured.count("lookups")
+        measured.count("records lost", all(envelope.peer_id != sought_id for envelope in found))
+        measured.take(measured.lookup_hops, asker.network.dht.last_hops)
+        measured.take(measured.lookup_s, loop.time() - began_s)

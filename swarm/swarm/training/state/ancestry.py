@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate, Endorsement, ResumeOrder
@@ -46,6 +46,7 @@ STRANGERS_S = 3 * LATE_S
 NUM_SOUGHT_AT_ONCE = 2 * MAX_ASKED_FOR_STANDING
 """Peers that are asked at a time, until one shows an endorsement. Usually one of the first does."""
 
+T = TypeVar("T")
 Follows: TypeAlias = Callable[[str, Proof], Coroutine[Any, Any, bool]]
 """`follows(peer, proof)` returns whether `proof`, which `peer` shows, follows from what is trusted. It may ask the peer
 for its history."""
@@ -243,7 +244,7 @@ async def those_following(
     return {peer: proof for peer, proof in shown.items() if peer in following}
 
 
-async def _wait_for_enough(trusted: set[asyncio.Task[bool]], strangers: set[asyncio.Task[bool]]) -> None:
+async def _wait_for_enough(trusted: set[asyncio.Task[bool | None]], strangers: set[asyncio.Task[bool | None]]) -> None:
     """Wait for all `trusted` tasks and, once one task has returned True, STRANGERS_S for the others."""
     if trusted:
         await asyncio.wait(trusted)
@@ -255,20 +256,22 @@ async def _wait_for_enough(trusted: set[asyncio.Task[bool]], strangers: set[asyn
         await asyncio.wait(pending, timeout=STRANGERS_S)
 
 
-async def ask_until(peers: Sequence[str], ask: Callable[[str], Coroutine[Any, Any, bool]]) -> bool:
-    """Ask `peers` in order until `ask` returns True for one, and return whether it did. Another is asked when one has
-    returned False, and as many again when all of them are late."""
-    waiting, asking, num_next = list(peers), set[asyncio.Task[bool]](), 1
+async def ask_until(
+    peers: Sequence[str], ask: Callable[[str], Coroutine[Any, Any, T | None]], *, late_s: float = LATE_S
+) -> T | None:
+    """Ask `peers` in order until `ask` returns a true value for one, and return that; None if it does for none. Another
+    is asked when one has returned another value, and as many again when all of them are late."""
+    waiting, asking, num_next = list(peers), set[asyncio.Task[T | None]](), 1
     async with asyncio.TaskGroup() as tasks:
         while waiting or asking:
             asking.update(tasks.create_task(ask(peer)) for peer in waiting[:num_next])
             del waiting[:num_next]
-            late_s = LATE_S if waiting else None
-            ended, asking = await asyncio.wait(asking, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
-            if any(task.result() for task in ended):
+            timeout_s = late_s if waiting else None
+            ended, asking = await asyncio.wait(asking, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if found := [result for task in ended if (result := task.result())]:
                 for task in asking:
                     task.cancel()
-                return True
+                return found[0]
             # twice as many after each wait: strangers can show a member's certificate, and then be silent
             num_next = 1 if ended else len(asking)
-    return False
+    return None

@@ -26,6 +26,7 @@ from swarm.newest_items import NewestItems
 from swarm.threads import in_executor
 from swarm.training.allreduce.parts import part_bytes
 from swarm.training.run.methods import Methods
+from swarm.training.state.ancestry import ask_until
 from swarm.training.state.proof_reader import SMALL_BYTES
 from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import CHUNK_BYTES, MAX_HEAD_BYTES, Manifest, ReplicaState
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 PIECE_BYTES = 1 << 20
 """Parts are sent in messages of this size."""
 LATE_S = 2.0
-"""Time after which another donor is asked for a manifest too: 250 KiB, for a state of 8 GiB, at 1 Mbit/s."""
+"""Time after which other donors are asked for a manifest, too: 250 KiB, for a state of 8 GiB, at 1 Mbit/s."""
 PIECE_TIMEOUT_S = 30.0
 """Time for 1 MiB at 0.3 Mbit/s, a hardly usable link."""
 SLOWEST_DONOR_BYTES_PER_S = PIECE_BYTES / PIECE_TIMEOUT_S
@@ -130,41 +131,31 @@ class Fetcher:
         return FetchedState(state=state, donors=tuple(sorted(gave)), num_bytes=sum(gave.values()))
 
     async def _manifest(self, digest: bytes, donors: Sequence[str], num_values: int) -> Manifest:
-        """Return the manifest from the first donor that answers correctly. Another donor is asked whenever one has
-        failed or is late, so that a silent donor does not block the others."""
+        """Return the manifest from the first donor that answers correctly. Others are asked whenever one has failed or
+        all are late, so that silent donors do not block the others."""
         failures: dict[str, str] = {}
-        asking: set[asyncio.Task[Manifest | None]] = set()
-        async with asyncio.TaskGroup() as tasks:
-            waiting = list(reversed(donors))
-            while waiting or asking:
-                if waiting:
-                    donor = waiting.pop()
-                    asking.add(tasks.create_task(self._manifest_of(donor, digest, num_values, failures)))
-                late_s = LATE_S if waiting else None
-                ended, asking = await asyncio.wait(asking, timeout=late_s, return_when=asyncio.FIRST_COMPLETED)
-                if found := [manifest for task in ended if (manifest := task.result()) is not None]:
-                    for task in asking:
-                        task.cancel()
-                    return found[0]
+
+        async def ask(donor: str) -> Manifest | None:
+            try:
+                return await self._manifest_of(donor, digest, num_values)
+            except SwarmError as error:
+                failures[donor] = error.message
+                return None
+
+        if (manifest := await ask_until(donors, ask, late_s=LATE_S)) is not None:
+            return manifest
         reasons = "; ".join(f"{short_id(donor)}: {reason}" for donor, reason in failures.items())
         raise RoundError(f"the state's manifest cannot be fetched: {reasons or 'there are no donors'}")
 
-    async def _manifest_of(
-        self, donor: str, digest: bytes, num_values: int, failures: dict[str, str]
-    ) -> Manifest | None:
-        request = ManifestRequest(state_digest=digest).to_bytes()
-        try:
-            most = _max_manifest_bytes(num_values)
-            data = await self._network.call(
-                donor, self._methods.manifest, request, timeout_s=PIECE_TIMEOUT_S, max_bytes=most
-            )
-            is_small = len(data) <= SMALL_BYTES
-            manifest = _named(data, digest) if is_small else await in_executor(self._executor, _named, data, digest)
-            if manifest.num_values != num_values:
-                raise PeerViolation("its state is of another size than the run's", peer_id=donor)
-        except SwarmError as error:
-            failures[donor] = error.message
-            return None
+    async def _manifest_of(self, donor: str, digest: bytes, num_values: int) -> Manifest:
+        request, most = ManifestRequest(state_digest=digest).to_bytes(), _max_manifest_bytes(num_values)
+        data = await self._network.call(
+            donor, self._methods.manifest, request, timeout_s=PIECE_TIMEOUT_S, max_bytes=most
+        )
+        is_small = len(data) <= SMALL_BYTES
+        manifest = _named(data, digest) if is_small else await in_executor(self._executor, _named, data, digest)
+        if manifest.num_values != num_values:
+            raise PeerViolation("its state is of another size than the run's", peer_id=donor)
         return manifest
 
     async def parts(self, origin: Group, outcome: Outcome, holders: Sequence[str], codec: Codec) -> tuple[bytes, ...]:

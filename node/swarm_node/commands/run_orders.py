@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 
 from swarm.network.interface import Network
@@ -120,40 +121,31 @@ def read_members(path: Path) -> tuple[str, ...]:
     return peers
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class AuthorVisit:
     """Acts for the run's author among its members. Only the `named` peers are asked; if it is empty, all that train the
     run."""
 
-    def __init__(
-        self,
-        network: Network,
-        membership: Membership,
-        run: SignedRun,
-        author: Identity,
-        named: tuple[str, ...],
-        emitter: Emitter,
-    ) -> None:
-        self._network = network
-        self._membership = membership
-        self._run = run
-        self._author = author
-        self._named = named
-        self._emitter = emitter
-        self._methods = Methods(run.run_id)
+    network: Network
+    membership: Membership
+    run: SignedRun
+    author: Identity
+    named: tuple[str, ...]
+    emitter: Emitter
 
     async def look(self) -> RunSurvey:
-        peers = self._named or await self._membership.trainers(self._run.run_id)
-        return await survey(self._network, self._run, peers)
+        peers = self.named or await self.membership.trainers(self.run.run_id)
+        return await survey(self.network, self.run, peers)
 
     async def order(self, situation: RunSurvey, *, is_certain: bool) -> None:
         """Sign a resume order for the named members, or those that are there. Without `is_certain`, only print what it
         would say."""
-        run, proof, network = self._run, situation.proof, self._network
+        run, proof, network = self.run, situation.proof, self.network
         here = tuple(peer for peer in situation.holders if peer in proof.roster)
-        roster = self._named or here or situation.holders
+        roster = self.named or here or situation.holders
         left_out = sorted(set(proof.roster) - set(roster))
-        certificate = sign_order(run, situation, roster, self._author, network_id=network.network_id, now=network.now())
-        self._emitter.emit(
+        certificate = sign_order(run, situation, roster, self.author, network_id=network.network_id, now=network.now())
+        self.emitter.emit(
             "resume_planned",
             run=run.run_id,
             outer_step=proof.outer_step,
@@ -169,33 +161,33 @@ class AuthorVisit:
         peers = sorted({*roster, *situation.holders})
         taken = await give(
             network,
-            self._methods.resume,
+            Methods(run.run_id).resume,
             certificate,
             peers,
             "resume order",
-            self._emitter,
+            self.emitter,
             heeded=situation.holders,
         )
-        self._emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
+        self.emitter.emit("resume_delivered", run=run.run_id, outer_step=proof.outer_step, peers=taken)
 
     def _warn_of_few(self, roster: Collection[str], holders: Collection[str], outer_step: int) -> None:
         """Warn if too few members are left for a step, or if newcomers have too few seats beside `roster`. No order for
         `roster` lets such a run continue."""
-        needed, there = self._run.config.min_group, {*roster, *holders}
+        needed, there = self.run.config.min_group, {*roster, *holders}
         if len(there) >= needed and not self._can_seat(len(roster), outer_step):
-            self._emitter.warning(
+            self.emitter.warning(
                 f"a step needs {needed} members, and newcomers on probation have too few seats beside {len(roster)}",
                 remedy=f"name newcomers too, in a file for --members: {', '.join(sorted(there))}",
             )
         elif len(there) < needed:
-            self._emitter.warning(
+            self.emitter.warning(
                 f"a step needs {needed} members, and the run waits until that many are there",
                 remedy="let others join: swarm-node join --run FILE --peers ADDR",
             )
 
     def _can_seat(self, num_proven: int, outer_step: int) -> bool:
         """Return whether `num_proven` members and newcomers can be enough for the step after `outer_step`."""
-        config = self._run.config
+        config = self.run.config
         return num_proven >= config.probation.num_proven_needed(config.min_group, config.max_group, outer_step)
 
     def _tell_unsigned(self, situation: RunSurvey) -> None:
@@ -204,12 +196,12 @@ class AuthorVisit:
         An order may cost the members that it leaves out some of their steps, and a run with enough members continues
         without one.
         """
-        run, proof = self._run, situation.proof
+        run, proof = self.run, situation.proof
         is_enough = Succession.of(run.config).is_enough(proof.roster, situation.answered)
         if not is_enough or not self._can_seat(len(situation.answered), proof.outer_step):
-            self._emitter.emit("resume_not_signed", run=run.run_id)
+            self.emitter.emit("resume_not_signed", run=run.run_id)
             return
-        self._emitter.emit(
+        self.emitter.emit(
             "resume_not_needed",
             run=run.run_id,
             outer_step=proof.outer_step,
@@ -221,9 +213,9 @@ class AuthorVisit:
         """Endorse the newest state and return its outer step. Without `is_certain`, only print which state it is."""
         found = await retried(self.look)
         proof, before = found.proof, found.endorsement
-        self._emitter.emit(
+        self.emitter.emit(
             "endorsement_planned",
-            run=self._run.run_id,
+            run=self.run.run_id,
             outer_step=proof.outer_step,
             digest=proof.outcome.state_digest.hex(),
             roster=sorted(proof.roster),
@@ -235,19 +227,21 @@ class AuthorVisit:
             else "nothing was endorsed before: more of the members that signed this state show it than any other",
         )
         if not is_certain:
-            self._emitter.emit("endorsement_not_signed", run=self._run.run_id)
+            self.emitter.emit("endorsement_not_signed", run=self.run.run_id)
             return proof.outer_step
-        data = sign_survey(self._run, found, self._author, network_id=self._network.network_id, now=self._network.now())
-        taken = await give(self._network, self._methods.endorse, data, found.holders, "endorsement", self._emitter)
-        self._emitter.emit("endorsement_delivered", run=self._run.run_id, outer_step=proof.outer_step, peers=taken)
+        data = sign_survey(self.run, found, self.author, network_id=self.network.network_id, now=self.network.now())
+        taken = await give(
+            self.network, Methods(self.run.run_id).endorse, data, found.holders, "endorsement", self.emitter
+        )
+        self.emitter.emit("endorsement_delivered", run=self.run.run_id, outer_step=proof.outer_step, peers=taken)
         return proof.outer_step
 
     async def endorse_again_and_again(self, every_s: float) -> None:
         """Endorse every `every_s` seconds until the run's last outer step is endorsed."""
         while True:
             try:
-                if await self.endorse(is_certain=True) >= self._run.config.outer_steps:
+                if await self.endorse(is_certain=True) >= self.run.config.outer_steps:
                     return
             except (ConfigError, PeerTimeout, PeerUnreachable) as error:  # a later state may do, the members come back
-                self._emitter.warning(error.message, remedy=error.remedy)
+                self.emitter.warning(error.message, remedy=error.remedy)
             await asyncio.sleep(every_s)

@@ -4,11 +4,13 @@ left behind."""
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 from internet import namespaces
@@ -16,6 +18,7 @@ from internet.lab import BACKBONE, HOSTS, PORT, Lab, address6, remove_abandoned
 from internet.lab_nodes import LabNodes
 from internet.paths import PairMeter
 from support.node_process import wait_until
+from support.site_pages import DOCS
 
 pytestmark = [pytest.mark.internet, pytest.mark.quick]
 
@@ -202,3 +205,11 @@ def test_meter_separates_direct_from_relayed_bytes(nodes: LabNodes) -> None:
     assert one.tell("drink", peer=other.peer_id, num=20).result()["num"] == 20
     assert talking.end()["num"] > 5
     assert meter.shares().seed_share < 0.02
+
+
+def test_example_of_the_guide_passes(nodes: LabNodes) -> None:
+    page = (DOCS / "guides" / "small-internet.md").read_text("utf-8")
+    [example] = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(example, "small-internet.md", "exec"), names)
+    names["test_home_reaches_a_public_host"](nodes)

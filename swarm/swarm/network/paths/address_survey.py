@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerError, PeerUnreachable
@@ -24,27 +25,21 @@ from swarm_protocol.path_messages import PathAddrs, PathAnswer
 
 from swarm.network.discovery.own_networks import source_addresses
 from swarm.network.interface import NotServed
-from swarm.network.ip_kinds import IpAddress
+from swarm.network.ip_kinds import IpAddress, local_network_of, provider_network_of
 from swarm.network.libp2p.host import Host
 from swarm.network.multiaddr import dialable, ip_of, is_tcp_by_ip
-from swarm.network.paths.observations import (
-    IP_VERSIONS,
-    NUM_AGREEING,
-    are_decided,
-    choose_observers,
-    of_version,
-    reached_addrs,
-    seen_addrs,
-    shows_symmetric_nat,
-)
-from swarm.network.paths.own_addresses import OwnAddresses
+from swarm.network.paths.own_addresses import OwnAddresses, of_version
 from swarm.network.paths.peer_addresses import ASK_S, DIAL_BACK, OBSERVE
 from swarm.network.suspension import SuspensionWatch
 
 logger = logging.getLogger(__name__)
 
+IP_VERSIONS = (4, 6)
+
 NUM_ASKED = 4
 """Maximum peers that are asked for one measurement."""
+NUM_AGREEING = 2
+"""Peers that must agree, if at least that many have answered."""
 
 LOOK_S = 3.0
 """Time between two looks at the machine's own addresses, which cost nothing."""
@@ -203,3 +198,50 @@ class AddressSurvey:
             logger.info("%s does not answer %s: %s", peer_id, method, error)
             return None
         return found if found.agreed else None
+
+
+def choose_observers(peers: Mapping[str, IpAddress], num: int) -> list[str]:
+    """Return up to `num` peers to ask, from `peers` and their IPs: first one peer of each provider's network, then
+    others, but only one of each machine."""
+    first: list[str] = []
+    others: list[str] = []
+    machines, networks = set(), set()
+    for peer_id, ip in peers.items():
+        machine, network = local_network_of(ip) if ip.version == 6 else ip, provider_network_of(ip)
+        if machine not in machines:
+            (others if network in networks else first).append(peer_id)
+        machines.add(machine)
+        networks.add(network)
+    return [*first, *others][:num]
+
+
+def seen_addrs(seen: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    """Return the addresses whose IP enough observers agree on. `seen` has the addresses at which each observer sees
+    this node."""
+    counts = Counter(ip for addrs in seen for ip in {ip_of(addr) for addr in addrs})
+    needed = min(NUM_AGREEING, len(seen))
+    return tuple(addr for addrs in seen for addr in addrs if counts[ip_of(addr)] >= needed)
+
+
+def shows_symmetric_nat(seen: Sequence[Sequence[str]]) -> bool:
+    """Return whether a NAT uses another port for each peer: at least three peers see this node at one IP, and no two of
+    them at the same port. With two that differ, one may lie."""
+    for ip in {ip_of(addr) for addrs in seen for addr in addrs}:
+        named = [{addr for addr in addrs if ip_of(addr) == ip} for addrs in seen]
+        counts = Counter(addr for addrs in named for addr in addrs)
+        if sum(map(bool, named)) > NUM_AGREEING and max(counts.values()) < NUM_AGREEING:
+            return True
+    return False
+
+
+def are_decided(answers: Sequence[Sequence[str]]) -> bool:
+    """Return whether enough peers agree that they reached one address, or that they reached none."""
+    counts = Counter(addr for addrs in answers for addr in set(addrs))
+    return max(counts.values(), default=0) >= NUM_AGREEING or sum(not addrs for addrs in answers) >= NUM_AGREEING
+
+
+def reached_addrs(answers: Sequence[Sequence[str]], candidates: Sequence[str]) -> tuple[str, ...]:
+    """Return the candidates that enough peers have reached. `answers` has the addresses that each peer reached."""
+    counts = Counter(addr for addrs in answers for addr in set(addrs))
+    needed = min(NUM_AGREEING, len(answers))
+    return tuple(addr for addr in candidates if answers and counts[addr] >= needed)

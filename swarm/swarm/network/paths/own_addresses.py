@@ -14,7 +14,6 @@ from swarm.network.discovery.own_networks import source_addresses
 from swarm.network.libp2p.host import Host
 from swarm.network.multiaddr import ip_of, is_loopback, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import to_announce
-from swarm.network.paths.observations import of_version
 from swarm.network.paths.opener import ListenEndpoint
 
 
@@ -132,3 +131,8 @@ class OwnAddresses:
         operator announced it, or its port with a name."""
         endpoint = tcp_endpoint(addr)
         return addr in (*self._announced, *self.daemons) or (endpoint is not None and endpoint[1] in self._named_ports)
+
+
+def of_version(version: int, addrs: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `addrs` that have an IP address of this version."""
+    return tuple(addr for addr in addrs if (ip := ip_of(addr)) is not None and ip.version == version)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 
 import pytest
-from swarm.network.paths.observations import (
+from swarm.network.paths.address_survey import (
     are_decided,
     choose_observers,
     reached_addrs,

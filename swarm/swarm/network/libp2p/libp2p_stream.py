@@ -25,7 +25,6 @@ from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, cut_off
 from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames
-from swarm.network.libp2p.send_window import SendWindow
 from swarm.network.libp2p.stream_buffers import ByteStream
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.peer_budgets import UnreadBudget
@@ -87,7 +86,6 @@ class Libp2pStream:
         self._timeout_s = timeout_s
         self._unread = UnreadMessages(self, unread or UnreadBudget(), max_message_bytes)
         self._sent = resumption.sent if resumption else None
-        self._window = SendWindow(self._sent)
         self._reconnect = resumption.reconnect if resumption else None
         self._received = ReceivedFrames()
         self._coming_since_s = 0.0  # when the latest long piece began to come
@@ -225,7 +223,8 @@ class Libp2pStream:
         self.num_signs += 1
         if kind == Kind.ACK:
             self._is_acknowledged = True
-            self._window.acknowledge(length)
+            if self._sent is not None:
+                self._sent.acknowledge(length)
             self._changed.set()
             return
         if self._received.count(len(body)) >= framing.ACK_BYTES:
@@ -267,6 +266,10 @@ class Libp2pStream:
     def _can_resume(self) -> bool:
         return self._sent is not None and self._sent.can_resend
 
+    @property
+    def _has_room(self) -> bool:
+        return self._sent is None or self._sent.has_room
+
     async def _resume(self) -> bool:
         """Go on over another byte stream. Return whether there is one."""
         if self._error is not None or not self._can_resume:
@@ -285,7 +288,6 @@ class Libp2pStream:
             return False
         self._wire = ByteStream(resumed.reader, resumed.writer, self._check_frame, self._accept, self._traffic)
         self._received.note_acknowledged()  # by `reconnect`
-        self._window.restart()
         for frame in self._sent.to_resend(resumed.num_received):
             self._wire.write(frame, at_once=False)
         self._changed.set()
@@ -301,14 +303,14 @@ class Libp2pStream:
     def _send_at_once(self, message: bytes) -> bool:
         """Send the message if that needs no waiting, which is the usual case. Return whether it was sent."""
         fits = len(message) <= framing.CHUNK_BYTES and framing.cost(len(message)) <= self._send_credit
-        if not fits or self._error is not None or not (self._window.is_open and self._wire.is_idle):
+        if not fits or self._error is not None or not (self._has_room and self._wire.is_idle):
             return False
         self._send_credit -= framing.cost(len(message))
         self._write_piece(Kind.DATA, message)
         return True
 
     async def _spend(self, num_bytes: int) -> None:
-        while self._error is None and not (num_bytes <= self._send_credit and self._window.is_open):
+        while self._error is None and not (num_bytes <= self._send_credit and self._has_room):
             self._changed.clear()
             await self._changed.wait()
         if self._error is not None:
@@ -327,7 +329,8 @@ class Libp2pStream:
     def _put(self, *frame: bytes | memoryview, at_once: bool = True) -> None:
         """Write a frame, or only keep it until there is a byte stream again. Without `at_once` it waits for its
         turn."""
-        self._window.add(frame)
+        if self._sent is not None:
+            self._sent.add(frame)
         if self._wire.is_lost:
             return
         if self._received.unacknowledged_cost >= framing.RIDING_ACK_BYTES and self._sent is not None:

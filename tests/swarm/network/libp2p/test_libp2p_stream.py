@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 from swarm.network import framing
-from swarm.network.libp2p import send_window
+from swarm.network.libp2p import kept_frames
 from swarm.network.libp2p.kept_frames import SentFrames
 from swarm.network.libp2p.libp2p_stream import Libp2pStream, Resumed, Resumption
 from swarm.network.peer_budgets import UnreadBudget
@@ -105,7 +105,7 @@ def _is_of(part: object, message: bytearray) -> bool:
 def test_message_is_sent_without_copies_except_for_the_kept_pieces_of_a_long_one(
     is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send_window, "FIRST_BYTES", framing.WINDOW_BYTES)
+    monkeypatch.setattr(kept_frames, "FIRST_WINDOW_BYTES", framing.WINDOW_BYTES)
 
     async def main() -> None:
         near, far = socket.socketpair()

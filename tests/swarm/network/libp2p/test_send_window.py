@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 from swarm.network import framing
-from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames
-from swarm.network.libp2p.send_window import MAX_QUEUE_S, MIN_BYTES, SendWindow
+from swarm.network.libp2p.kept_frames import MAX_QUEUE_S, MIN_WINDOW_BYTES, ReceivedFrames, SentFrames
 from swarm.network.peer_budgets import UnreadBudget
 from swarm.testing import virtual_time
 
@@ -19,7 +18,7 @@ class Line:
     acknowledges as `Libp2pStream` does."""
 
     def __init__(self, mbit: float, round_trip_s: float) -> None:
-        self.window = SendWindow(SentFrames("other", UnreadBudget()))
+        self.sent = SentFrames("other", UnreadBudget())
         self.queues_s: list[float] = []
         self.num_bytes = 0
         self._bytes_per_s, self._round_trip_s = mbit * MBIT_BYTES, round_trip_s
@@ -31,10 +30,10 @@ class Line:
         until_s = loop.time() + seconds
         self.queues_s, self.num_bytes = [], 0
         while loop.time() < until_s:
-            if not self.window.is_open:
+            if not self.sent.has_room:
                 await asyncio.sleep(0.001)
                 continue
-            self.window.add(frame)
+            self.sent.add(frame)
             self._free_at_s = max(self._free_at_s, loop.time()) + num_frame_bytes / self._bytes_per_s
             self.queues_s.append(self._free_at_s - loop.time())
             loop.call_at(self._free_at_s + self._round_trip_s / 2, self._receive, num_frame_bytes)
@@ -43,7 +42,7 @@ class Line:
         self.num_bytes += num_frame_bytes
         if self._received.count(num_frame_bytes) >= framing.ACK_BYTES:
             num_frames = self._received.note_acknowledged()
-            asyncio.get_running_loop().call_later(self._round_trip_s / 2, self.window.acknowledge, num_frames)
+            asyncio.get_running_loop().call_later(self._round_trip_s / 2, self.sent.acknowledge, num_frames)
 
 
 @pytest.mark.parametrize("mbit", [1.0, 5.0, 20.0])
@@ -52,7 +51,7 @@ def test_stream_keeps_the_queue_of_a_slow_line_short_and_the_line_busy(mbit: flo
         line = Line(mbit, round_trip_s=0.03)
         await line.send_for(10, 2**14)
         await line.send_for(20, 2**14)
-        least_s = (2 * MIN_BYTES + 2**14) / (mbit * MBIT_BYTES)  # it grows once to find that it should not
+        least_s = (2 * MIN_WINDOW_BYTES + 2**14) / (mbit * MBIT_BYTES)  # it grows once to find that it should not
         assert max(line.queues_s) < max(2 * MAX_QUEUE_S, least_s)
         assert line.num_bytes > 0.85 * 20 * mbit * MBIT_BYTES
 
@@ -73,31 +72,25 @@ def test_stream_fills_a_fast_line_however_long_its_round_trip_is(round_trip_s: f
 def test_stream_that_is_cut_off_is_not_held_up_by_what_was_lost() -> None:
     async def main() -> None:
         sent = SentFrames("other", UnreadBudget())
-        window = SendWindow(sent)
         for _ in range(4):
-            window.add((bytes(2**16),))
-        assert not window.is_open
+            sent.add((bytes(2**16),))
+        assert not sent.has_room
         await asyncio.sleep(10)
-        window.restart()
         list(sent.to_resend(4))
-        assert window.is_open
-        window.add((bytes(2**16),))
-        window.acknowledge(1)
-        assert window.is_open
+        assert sent.has_room
+        sent.add((bytes(2**16),))
+        sent.acknowledge(1)
+        assert sent.has_room
 
     virtual_time.run(main())
 
 
 def test_stream_whose_frames_are_not_kept_has_no_bound() -> None:
     async def main() -> None:
-        window = SendWindow(None)
-        window.add((bytes(2**23),))
-        assert window.is_open
         sent = SentFrames("other", UnreadBudget(max_peer_bytes=2**20, max_host_bytes=2**20))
-        window = SendWindow(sent)
         for _ in range(8):
-            window.add((bytes(2**18),))
+            sent.add((bytes(2**18),))
         assert not sent.can_resend
-        assert window.is_open
+        assert sent.has_room
 
     virtual_time.run(main())

@@ -1,8 +1,8 @@
 """The record DHT: Kademlia (Maymounkov and Mazieres 2002) over unary calls.
 
 Puts together the parts. `routing_table` keeps the known peers, their addresses, and the order of a search
-(`NodeLookup`). `known_peers` calls peers, and `searches` runs searches. `record_storage` holds records, and checks them
-(`RecordValidator`). `record_holders` remembers the nodes nearest to a key.
+(`NodeLookup`). `known_peers` calls peers. `searches` runs searches, and remembers the nodes that they found for this
+node's own records. `record_storage` holds records, and checks them (`RecordValidator`).
 
 Names on the wire carry the network id, so the DHTs of two networks never mix, even if they share seeds.
 
@@ -36,10 +36,9 @@ from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import check_peer_id
 
 from swarm.network.dht.known_peers import WHOLE, KnownPeers, RecordTransport, StreamedCalls
-from swarm.network.dht.record_holders import NUM_REPLICAS, RecordHolders
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import NARROW_WIDTH, SAMPLE_WIDTH, WIDTH, node_id_of, to_id
-from swarm.network.dht.searches import Searches
+from swarm.network.dht.searches import NUM_REPLICAS, RecordHolders, Searches
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.network.peer_rate_limit import PeerPace
 

@@ -3,6 +3,9 @@
 `NodeLookup` decides which peers to ask next. The end of each call starts the next ones, so that a search of many calls
 wakes its caller only once. A search belongs to its caller, and ends with it. At its deadline a search ends with the
 results so far. So silent peers, however many of them a liar names, delay the other answers but hide none of them.
+
+`RecordHolders` remembers what the searches for this node's own records found, since a search for each publication would
+cost more than the calls that store it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -18,7 +22,7 @@ from swarm_protocol.dht_messages import FindRequest, FindResponse, dht_id_of
 
 from swarm.network.dht.known_peers import KnownPeers
 from swarm.network.dht.record_storage import RecordValidator
-from swarm.network.dht.routing_table import MAX_ADDRS, WIDTH, NodeLookup, to_id
+from swarm.network.dht.routing_table import MAX_ADDRS, WIDTH, NodeLookup, RoutingTable, to_id
 from swarm.newest_items import NewestItems
 
 NUM_PARALLEL = 16
@@ -37,6 +41,19 @@ MAX_SEARCHED_KEYS = 256
 
 _CHECKED_AT_ONCE = 32
 """Records checked before other tasks get a turn. Each signature takes a tenth of a millisecond."""
+
+NUM_REPLICAS = 5
+"""Nodes that store each record. A record survives until its refresh unless all of them fail."""
+
+MIN_HOLD_S = 20.0
+"""Minimum time for which the nearest nodes of a key are remembered. It is less than the time until a record is
+published again, so in a changing network each publication makes a new search."""
+
+MAX_HOLD_S = 300.0
+"""Maximum time for which they are remembered. In a network whose half leaves within an hour, about one of ten nodes
+near a key is new after five minutes. Readers ask ten nodes, and owners store with five."""
+
+MAX_HELD_KEYS = 256
 
 
 class _Sought:
@@ -243,3 +260,59 @@ class _SearchCalls:
         """Widen a slow search, unless it is ending: by its deadline or with its last call."""
         if self._running and not any(call.cancelling() for call, _, _ in self._running.values()):
             self._widen()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Holders:
+    """The nodes nearest to a key, as a search found them. They are current for `hold_s` seconds, until `until`.
+    `passed_over` were the nearest in the routing table at that time; some of them may not have answered."""
+
+    peers: tuple[str, ...]
+    passed_over: Sequence[str]
+    hold_s: float
+    until: float
+
+
+class RecordHolders:
+    """Remembers the nodes nearest to up to MAX_HELD_KEYS keys, by the keys' DHT ids. `table` shows when a nearer node
+    is known."""
+
+    def __init__(self, table: RoutingTable) -> None:
+        self._table = table
+        self._of = NewestItems[bytes, _Holders](MAX_HELD_KEYS)
+
+    def of(self, dht_id: bytes) -> tuple[str, ...]:
+        """Return the holders of the last search, without those lost since; none if there was no search."""
+        holders = self._of.get(dht_id)
+        return holders.peers if holders is not None else ()
+
+    def are_current(self, dht_id: bytes) -> bool:
+        """Return whether the holders are still current: it is not time to search again, and no nearer node is known."""
+        holders = self._of.get(dht_id)
+        if holders is None or asyncio.get_running_loop().time() >= holders.until:
+            return False
+        nearest = set(self._table.nearest(to_id(dht_id), NUM_REPLICAS))
+        return nearest <= {*holders.peers, *holders.passed_over}
+
+    def lose(self, dht_id: bytes, gone: Collection[str]) -> None:
+        """Forget holders that did not answer, so that the next publication searches again."""
+        if dht_id in self._of:
+            holders = self._of[dht_id]
+            peers = tuple(peer for peer in holders.peers if peer not in gone)
+            self._of[dht_id] = replace(holders, peers=peers, until=0.0)
+
+    def remember(self, dht_id: bytes, nearest: tuple[str, ...]) -> None:
+        """Remember the nearest nodes, for longer the longer they have stayed the same. Fewer than NUM_REPLICAS are not
+        remembered: in so small a network, each newcomer is among the nearest."""
+        before = self._of.pop(dht_id, None)
+        if len(nearest) < NUM_REPLICAS:
+            return
+        hold_s = MIN_HOLD_S
+        if before is not None and (num_new := len({*nearest} - {*before.peers})) <= 1:
+            hold_s = min(MAX_HOLD_S, before.hold_s * 2) if num_new == 0 else max(MIN_HOLD_S, before.hold_s / 2)
+        passed_over = self._table.nearest(to_id(dht_id), NUM_REPLICAS)
+        now = asyncio.get_running_loop().time()
+        self._of[dht_id] = _Holders(peers=nearest, passed_over=passed_over, hold_s=hold_s, until=now + hold_s)
+
+    def clear(self) -> None:
+        self._of.clear()

@@ -12,7 +12,6 @@ import pytest
 from swarm.network.dht import known_peers, routing_table, searches
 from swarm.network.dht.known_peers import RPC_TIMEOUT_S
 from swarm.network.dht.record_dht import BURST_S, CALLS_PER_S, NUM_NAMING, SEARCH_TIMEOUT_S, RecordDht
-from swarm.network.dht.record_holders import MIN_HOLD_S, NUM_REPLICAS
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.dht.routing_table import (
     BUCKET_SIZE,
@@ -23,7 +22,7 @@ from swarm.network.dht.routing_table import (
     node_id_of,
     to_id,
 )
-from swarm.network.dht.searches import WIDEN_S
+from swarm.network.dht.searches import MIN_HOLD_S, NUM_REPLICAS, WIDEN_S
 from swarm.network.interface import too_many_calls
 from swarm.testing import virtual_time
 from swarm_protocol import limits

@@ -10,6 +10,7 @@ clock only through `Network.now`.
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
@@ -17,7 +18,7 @@ from typing import Generic, NoReturn, Protocol, TypeVar, cast
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal_now
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.identity import Identity
 
 from swarm.network.link_meter import LinkMeter
@@ -29,6 +30,8 @@ MAX_RELEASES = 2
 """Number of latest releases whose methods are still answered. Older ones are dropped, since their handlers may hold the
 state of a run that is over."""
 
+logger = logging.getLogger(__name__)
+
 
 class NotServed(Exception):
     """The peer answers, but has no handler for that protocol."""
@@ -36,7 +39,7 @@ class NotServed(Exception):
 
 class EndOfStream(Exception):
     """The other side has finished sending, which is no failure. A handler that still needs a message need not catch
-    this: the network then answers the caller with `ended_early`."""
+    this: the network then answers the caller with a PeerViolation."""
 
 
 class Stream(Protocol):
@@ -69,7 +72,7 @@ UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]
 StreamHandler = Callable[[str, Stream], Awaitable[None]]
 """`async handler(peer_id, stream)`: a return ends the stream, and a SwarmError that it raises is sent to the caller.
 The handler is cancelled when the caller leaves. It need not catch the TimeoutError of its own deadline: the network
-then answers the caller with `took_too_long`."""
+then answers the caller with a PeerTimeout."""
 
 
 class StreamOpener(Protocol):
@@ -251,14 +254,20 @@ def too_many_streams() -> PeerRefused:
     return PeerRefused("too many streams to the peer are open", retry_after_s=BUSY_RETRY_S)
 
 
-def ended_early(peer_id: str) -> PeerViolation:
-    """Return the error for a `peer_id` that finished sending before the handler had all that it needs."""
-    return PeerViolation("the caller finished sending before the handler had all that it needs", peer_id=peer_id)
-
-
-def took_too_long(peer_id: str) -> PeerTimeout:
-    """Return the error for a `peer_id` whose stream or call took longer than the handler's own deadline."""
-    return PeerTimeout("the handler did not finish before its own deadline", peer_id=peer_id)
+def failure_for_caller(error: Exception, peer_id: str) -> Exception:
+    """Return the error that the caller `peer_id` is sent for the `error` of a handler. A defect is logged."""
+    if isinstance(error, SwarmError):
+        return error
+    if isinstance(error, EndOfStream):
+        what = "the caller finished sending before the handler had all that it needs"
+        failure: SwarmError = PeerViolation(what, peer_id=peer_id)
+    elif isinstance(error, TimeoutError):
+        failure = PeerTimeout("the handler did not finish before its own deadline", peer_id=peer_id)
+    else:
+        logger.error("a handler failed", exc_info=error)
+        return error
+    logger.debug("%s is answered: %s", peer_id, failure.message)
+    return failure
 
 
 def cut_off(peer_id: str) -> PeerUnreachable:

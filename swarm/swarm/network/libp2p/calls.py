@@ -8,18 +8,17 @@ the answering node keeps it as a *parcel*, which the caller fetches over a strea
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, Literal, TypeVar
 
-from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation, SwarmError
+from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerViolation
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 
 from swarm.held_counts import HeldCounts
-from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, too_long, took_too_long
+from swarm.network.interface import EndOfStream, Stream, StreamHandler, UnaryHandler, failure_for_caller, too_long
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.peer_budgets import MAX_UNARY_BYTES, UnreadBudget, greediest
@@ -56,8 +55,6 @@ OpenStream = Callable[[str, str, int], AbstractAsyncContextManager[Stream]]
 """`open(peer_id, protocol, max_bytes)` opens a stream that accepts messages of up to `max_bytes`."""
 
 T = TypeVar("T")
-
-logger = logging.getLogger(__name__)
 
 
 class _Leaving:
@@ -119,14 +116,8 @@ class Calls:
         async def answer(peer_id: str, request: bytes) -> bytes:
             try:
                 response = await handler(peer_id, request)
-            except SwarmError as error:
-                return _FAILURE + encode_failure(error)
-            except TimeoutError:
-                logger.debug("a call of %s took longer than its handler's deadline", peer_id)
-                return _FAILURE + encode_failure(took_too_long(peer_id))
             except Exception as error:
-                logger.exception("a handler failed")
-                return _FAILURE + encode_failure(error)
+                return _FAILURE + encode_failure(failure_for_caller(error, peer_id))
             if len(response) > MAX_UNARY_BYTES:
                 return _PARCEL + self._keep(peer_id, response)
             return _OK + response

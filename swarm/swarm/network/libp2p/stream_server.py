@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import Any
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerUnreachable, SwarmError
 from swarm_protocol.proto import p2pd_pb2
 
-from swarm.network.interface import EndOfStream, StreamHandler, ended_early, too_many_streams, took_too_long
+from swarm.network.interface import StreamHandler, failure_for_caller, too_many_streams
 from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_message
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
@@ -36,8 +35,6 @@ other traffic may delay a frame by seconds."""
 MAX_LINGER_S = 400.0
 """Maximum time for the last frames to reach a caller: more than a full window takes over the slowest link that a node
 may have (see `traffic.MIN_BYTES_PER_S`)."""
-
-logger = logging.getLogger(__name__)
 
 
 class StreamServer:
@@ -142,19 +139,10 @@ async def _refuse(stream: Libp2pStream) -> None:
     stream.abort()
 
 
-async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -> BaseException | None:
+async def _outcome(handler: StreamHandler, peer_id: str, stream: Libp2pStream) -> Exception | None:
     """Run the handler, and return the error for the caller if it raised one."""
     try:
         await handler(peer_id, stream)
-    except SwarmError as error:
-        return error
-    except EndOfStream:
-        logger.debug("%s finished sending before its handler had all that it needs", peer_id)
-        return ended_early(peer_id)
-    except TimeoutError:
-        logger.debug("a stream of %s took longer than its handler's deadline", peer_id)
-        return took_too_long(peer_id)
     except Exception as error:
-        logger.exception("a stream handler failed")
-        return error
+        return failure_for_caller(error, peer_id)
     return None

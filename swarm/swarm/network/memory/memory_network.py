@@ -26,23 +26,20 @@ from swarm_protocol.errors import (
     PeerTimeout,
     PeerUnreachable,
     PeerViolation,
-    SwarmError,
 )
 from swarm_protocol.identity import Identity
 from swarm_protocol.network_invitation import NetworkInvitation
 from swarm_protocol.version import Hello, check_hello, software_version
 
 from swarm.network.interface import (
-    EndOfStream,
     ServedMethods,
     SigningNetwork,
     Stream,
     StreamHandler,
     UnaryHandler,
-    ended_early,
+    failure_for_caller,
     too_many_calls,
     too_many_streams,
-    took_too_long,
 )
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import LinkModel
@@ -381,15 +378,8 @@ class MemoryNetwork(SigningNetwork):
         except asyncio.CancelledError:
             end.hang_up()  # the caller may still wait, if the handler was cancelled by something else
             raise
-        except SwarmError as error:
-            end.fail(error)
-        except EndOfStream:
-            end.fail(ended_early(peer_id))
-        except TimeoutError:
-            end.fail(took_too_long(peer_id))
         except Exception as error:
-            logger.warning("a handler failed", exc_info=error)
-            end.fail(error)
+            end.fail(failure_for_caller(error, peer_id))
         else:
             end.complete()
 

@@ -22,8 +22,7 @@ import pytest
 import torch
 from bench.report import Report
 from support.text_models import byte_tokenizer
-from swarm.serving.checking.comparison import TOLERANCES, compare_draws, row_errors
-from swarm.serving.checking.draw_noise import LargestLogits, draw_noise
+from swarm.serving.checking.comparison import TOLERANCES, LargestLogits, compare_draws, draw_noise, row_errors
 from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.model.batch import Batch, SequenceRows, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS

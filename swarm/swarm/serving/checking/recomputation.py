@@ -20,8 +20,7 @@ from swarm_protocol.rows import TOKENS, Rows, row_bytes
 from swarm_protocol.serving_messages import FORWARD_METHOD, Compute, TensorPiece
 
 from swarm.network.interface import EndOfStream, Network, Stream
-from swarm.serving.checking.comparison import Floats
-from swarm.serving.checking.draw_noise import LargestLogits
+from swarm.serving.checking.comparison import Floats, LargestLogits
 from swarm.serving.model.shape import ModelShape
 
 RECOMPUTE_S = 120.0

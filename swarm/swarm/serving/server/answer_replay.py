@@ -25,13 +25,13 @@ from torch import Tensor
 from swarm.serving.checking.comparison import (
     TOLERANCES,
     Floats,
+    LargestLogits,
     Tolerance,
     compare_draws,
     compare_rows,
     decoded_rows,
     fingerprint_error,
 )
-from swarm.serving.checking.draw_noise import LargestLogits
 from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
 from swarm.serving.checking.recomputation import NUM_TOP
 from swarm.serving.checking.span_commitment import answer_of, signed_by

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from swarm.serving.checking.draw_noise import LargestLogits, draw_noise
+from swarm.serving.checking.comparison import LargestLogits, draw_noise
 from swarm.serving.sampling.drawing import pick
 from swarm_protocol.session_frames import TokenDraw
 from torch import Tensor

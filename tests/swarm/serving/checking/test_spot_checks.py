@@ -16,8 +16,7 @@ import pytest
 import torch
 from support.faults import Fault
 from support.leaks import no_leaks
-from swarm.serving.checking.comparison import TOLERANCES, fingerprint_error
-from swarm.serving.checking.draw_noise import LargestLogits
+from swarm.serving.checking.comparison import TOLERANCES, LargestLogits, fingerprint_error
 from swarm.serving.checking.finished_answer import CheckReport
 from swarm.serving.checking.recomputation import NUM_TOP, SpanInputs, largest_logits, recompute
 from swarm.serving.checking.spot_checks import MAX_WAITING, SpotCheckOptions

@@ -1,4 +1,4 @@
-"""Bounds the resources of one host that peers hold: slots, and bytes of streams that wait unread. Pure.
+"""Bounds what peers take of one host: slots, bytes of streams that wait unread, and how often they ask.
 
 When all slots are taken, a peer that holds few of them still gets one (`PeerSlots`). So an attacker with many keys can
 fill all slots, but cannot keep out a peer that wants few. The number of connections bounds these extra slots.
@@ -8,12 +8,17 @@ from many pieces. So every piece is charged to `UnreadBudget` before it is alloc
 been taken. A stream that exceeds its peer's budget gives way. When the host's budget is exceeded, the largest stream of
 the peer that `greediest` names gives way. Keys cost nothing, but addresses in many providers' networks do. So a flood,
 from however many keys, displaces its own streams first, and not those of peers in other networks or of peers that hold
-little. State belongs to the host's loop.
+little.
+
+How often something is done for one peer, and for all together, is bounded by refusal (`PeerRateLimit`) or by delay
+(`PeerPace`). State belongs to the host's loop, whose clock these two read.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import asyncio
+import math
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
@@ -22,6 +27,8 @@ from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused
 
 from swarm.held_counts import HeldCounts
+from swarm.network.rate import Rate
+from swarm.newest_items import NewestItems
 
 K = TypeVar("K", bound=Hashable)
 
@@ -38,6 +45,9 @@ peers."""
 
 NUM_GUARANTEED = 4
 """Slots that each peer can have, however many slots other peers hold."""
+
+MAX_PACED = 4096
+"""Maximum peers that `PeerPace` remembers. A peer that is forgotten has its whole burst again."""
 
 
 class PeerSlots(Generic[K]):
@@ -187,3 +197,51 @@ class UnreadBudget:
         if not peer_bytes:
             del self._by_peer[peer_id]
         return peer_bytes
+
+
+class PeerRateLimit(Generic[K]):
+    """Allows `per_peer` requests of one peer, and `in_all` of all peers, within any `period_s`."""
+
+    def __init__(self, *, period_s: float, per_peer: int, in_all: float = math.inf) -> None:
+        self._period_s = period_s
+        self._per_peer = per_peer
+        self._in_all = in_all
+        self._taken: deque[tuple[float, K]] = deque()  # time and peer of each request within the last period
+        self._num_taken = HeldCounts[K]()
+
+    def takes(self, peer: K) -> bool:
+        """Return whether a request of a peer is allowed now. If so, it counts."""
+        now = asyncio.get_running_loop().time()
+        while self._taken and self._taken[0][0] <= now - self._period_s:
+            _, earlier = self._taken.popleft()
+            self._num_taken[earlier] -= 1
+        if self._num_taken[peer] >= self._per_peer or len(self._taken) >= self._in_all:
+            return False
+        self._taken.append((now, peer))
+        self._num_taken[peer] += 1
+        return True
+
+
+class PeerPace(Generic[K]):
+    """Delays the requests of each peer beyond `per_s` a second. Those unused within `burst_s` are made up for.
+
+    No request waits longer than `burst_s`. For the rate to hold, a peer may have only `per_s * burst_s` under way.
+    """
+
+    def __init__(self, *, per_s: float, burst_s: float) -> None:
+        self._per_s = per_s
+        self._burst_s = burst_s
+        self._rates = NewestItems[K, Rate](MAX_PACED)
+
+    async def wait(self, peer: K) -> None:
+        """Count a request of a peer, and wait until its turn."""
+        if (wait_s := self.count(peer, 1)) > 0:
+            await asyncio.sleep(wait_s)
+
+    def count(self, peer: K, num_requests: float) -> float:
+        """Count `num_requests` of a peer, and return the seconds until their turn; not above 0 if it has come."""
+        if (rate := self._rates.get(peer)) is None:
+            rate = Rate(self._per_s, burst_s=self._burst_s, max_debt_s=self._burst_s)
+        self._rates[peer] = rate
+        now_s = asyncio.get_running_loop().time()
+        return rate.reserve(num_requests, now_s) - now_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from swarm.network.peer_rate_limit import PeerPace, PeerRateLimit
+from swarm.network.peer_budgets import PeerPace, PeerRateLimit
 from swarm.testing import virtual_time
 
 

@@ -39,8 +39,7 @@ from swarm.network.dht.known_peers import WHOLE, KnownPeers, RecordTransport, St
 from swarm.network.dht.record_storage import RecordStorage, RecordValidator
 from swarm.network.dht.routing_table import NARROW_WIDTH, SAMPLE_WIDTH, WIDTH, node_id_of, to_id
 from swarm.network.dht.searches import NUM_REPLICAS, RecordHolders, Searches
-from swarm.network.peer_budgets import MAX_UNARY_BYTES
-from swarm.network.peer_rate_limit import PeerPace
+from swarm.network.peer_budgets import MAX_UNARY_BYTES, PeerPace
 
 NUM_PARALLEL_CHECKS = 8
 """Maximum parallel calls that check members of the routing table. Silent members, with which a stranger can fill it,

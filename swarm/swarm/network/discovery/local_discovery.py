@@ -29,7 +29,7 @@ from swarm.network.discovery.mdns_messages import MdnsQuery, answer, is_near, qu
 from swarm.network.discovery.multicast import Link, MulticastLink, OpenLink, Segment, segments_of
 from swarm.network.discovery.own_networks import Subnet, own_subnets
 from swarm.network.ip_kinds import IpAddress
-from swarm.network.peer_rate_limit import PeerRateLimit
+from swarm.network.peer_budgets import PeerRateLimit
 
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 60.0

@@ -19,7 +19,7 @@ from swarm.network.libp2p.host import Connect, Host
 from swarm.network.multiaddr import ip_of, is_private, is_relayed, relay_addr_of, relay_of
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.introductions import Introductions
-from swarm.network.peer_rate_limit import PeerRateLimit
+from swarm.network.peer_budgets import PeerRateLimit
 
 LOCAL_S = 1.0
 """Time for a dial to private addresses alone. A peer in the same local network answers at once, and in another network

@@ -34,7 +34,7 @@ from swarm.network.libp2p.host import Host
 from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.opener import ListenEndpoint, NotALibp2pHost, open_path
-from swarm.network.peer_rate_limit import PeerRateLimit
+from swarm.network.peer_budgets import PeerRateLimit
 
 logger = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip
 from swarm.network.paths.introductions import REFUSED
-from swarm.network.peer_rate_limit import PeerRateLimit
+from swarm.network.peer_budgets import PeerRateLimit
 
 logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from support.training_swarm import (
     config,
     identity_of,
 )
-from swarm.network import framing, unread_messages
+from swarm.network import framing
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
@@ -608,7 +608,7 @@ def test_member_that_takes_no_result_holds_up_nobody(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(PartStreams, "send_slices", send_at_once)
     monkeypatch.setattr(Butterfly, "fail", stay)
     monkeypatch.setattr(framing, "WINDOW_BYTES", 1 << 18)
-    monkeypatch.setattr(unread_messages, "_GRANT_BYTES", 1 << 16)
+    monkeypatch.setattr(framing, "_GRANT_BYTES", 1 << 16)
 
     async def main() -> None:
         members = await finished_beside("liar", num_values=1_600_000)

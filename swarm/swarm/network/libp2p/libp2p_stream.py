@@ -7,8 +7,8 @@ the loop.
 
 A stream outlives the connection below it. When its byte stream ends without END or FAILURE, `pump` calls its
 `Reconnect` for another one, and both sides send again what the other has not received. `stream_resume` makes such
-streams and finds their byte streams. `kept_frames` keeps the frames to send again, and `unread_messages` the messages
-that wait to be received. `stream_buffers` reads and writes byte streams.
+streams and finds their byte streams. `kept_frames` keeps the frames to send again, and `framing` the messages that wait
+to be received. `stream_buffers` reads and writes byte streams.
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ from swarm_protocol.errors import PeerError, PeerTimeout, PeerUnreachable, PeerV
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 
 from swarm.network import framing
-from swarm.network.framing import Kind
+from swarm.network.framing import Kind, UnreadMessages
 from swarm.network.interface import EndOfStream, cut_off
 from swarm.network.libp2p.kept_frames import ReceivedFrames, SentFrames
 from swarm.network.libp2p.stream_buffers import ByteStream
 from swarm.network.link_meter import MIN_MESSAGE_BYTES
 from swarm.network.peer_budgets import UnreadBudget
 from swarm.network.traffic import Traffic
-from swarm.network.unread_messages import UnreadMessages
 
 _COPY_BYTES = 2**14
 """Up to this size, copying a message behind its header costs less than writing from two buffers."""

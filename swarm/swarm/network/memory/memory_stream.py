@@ -1,8 +1,8 @@
 """The two ends of one conversation between simulated peers: ordered messages, a bounded window, failures in wire form.
 
 A call is a conversation of one message in each direction; a stream may have any number. The window, the pieces of a
-message, their cost, and how they are kept until they are taken are those of the real wire (`framing`,
-`unread_messages`), so that two peers that both send before either reads deadlock here as they would there.
+message, their cost, and how they are kept until they are taken are those of the real wire (`framing`), so that two
+peers that both send before either reads deadlock here as they would there.
 `memory_link` carries the bytes, and `memory_network` has the peers. An end belongs to the task that uses it.
 `handler_task` belongs to the network that serves the conversation; an end only cancels it, when the caller leaves or
 the connection breaks.
@@ -19,12 +19,11 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, Pee
 from swarm_protocol.failure_messages import decode_failure, encode_failure
 
 from swarm.network import framing
-from swarm.network.framing import Kind
+from swarm.network.framing import Kind, UnreadMessages
 from swarm.network.interface import EndOfStream, cut_off
 from swarm.network.link_meter import LinkMeter
 from swarm.network.memory.memory_link import Pipe
 from swarm.network.peer_budgets import UnreadBudget
-from swarm.network.unread_messages import UnreadMessages
 
 
 class StreamEnd:

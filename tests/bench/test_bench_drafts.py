@@ -34,7 +34,7 @@ from support.free_ports import free_port
 from support.serving_fleet import serving_fleet
 from support.wan_proxy import MBIT_BYTES, Connection, WanProxy
 from swarm.client import AsyncClient
-from swarm.serving.server.drafter import Drafter
+from swarm.serving.server.session_sampler import Drafter
 from swarm_protocol.limits import MAX_DRAFTS
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast

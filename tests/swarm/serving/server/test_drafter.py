@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from swarm.serving.server.drafter import FIRST_DRAFTS, PAUSE_TOKENS, Drafter
+from swarm.serving.server.session_sampler import FIRST_DRAFTS, PAUSE_TOKENS, Drafter
 from swarm_protocol.limits import MAX_DRAFT_TEXT_TOKENS, MAX_DRAFTS
 
 PASS_S = 0.1

@@ -24,7 +24,7 @@ from swarm.serving.model.attention import slots_of
 from swarm.serving.model.batch import Batch
 from swarm.serving.model.kv_pool import KVPool
 from swarm.serving.model.span import Span
-from swarm.serving.server.drafter import Drafter
+from swarm.serving.server.session_sampler import Drafter
 from swarm.serving.session.client_state import SessionOptions
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError

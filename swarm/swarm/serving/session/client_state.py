@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from swarm_protocol.errors import SessionError, SwarmError
+from swarm_protocol.errors import SessionError
 from swarm_protocol.limits import PAGE_TOKENS
 
 from swarm.network.interface import Network
@@ -22,6 +22,9 @@ from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import PeerHealth
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.route_finder import LocalSpans
+
+if TYPE_CHECKING:
+    from swarm.serving.session.session import Session
 
 MAX_PREFIX_BYTES = 256 * 2**20
 """Maximum bytes of the prefix store: the rows of thousands of tokens at the span boundaries of a large model. A
@@ -123,14 +126,6 @@ class PrefixStore:
             buffer.append(page)
 
 
-class OpenSession(Protocol):
-    def give_up(self, error: SwarmError) -> None:
-        """Fail with `error`."""
-
-    def bytes_under_way(self, peer_id: str) -> int:
-        """Return the bytes of the rows that the session waits for from a server, and of their inputs."""
-
-
 class ClientState:
     """Holds one client's connections to servers, the servers' health, prefixes of earlier sessions, and spot checks of
     ended answers. `convicted` returns the convicted servers, which are not asked."""
@@ -148,7 +143,7 @@ class ClientState:
         self.health = PeerHealth(membership, checks.reputation, convicted=convicted)
         self.prefixes = PrefixStore()
         self.checks = SpotChecks(network, membership, self.health.reputation, checks, convicted=convicted)
-        self._sessions: set[OpenSession] = set()
+        self._sessions: set[Session] = set()
         self._has_ended = False
 
     def check_open(self) -> None:
@@ -156,15 +151,15 @@ class ClientState:
         if self._has_ended:
             raise _closed()
 
-    def enter(self, session: OpenSession) -> None:
+    def enter(self, session: Session) -> None:
         """Register an open session. Raises SessionError once the sessions have ended."""
         self.check_open()
         self._sessions.add(session)
 
-    def leave(self, session: OpenSession) -> None:
+    def leave(self, session: Session) -> None:
         self._sessions.discard(session)
 
-    def bytes_beside(self, session: OpenSession, peer_id: str) -> int:
+    def bytes_beside(self, session: Session, peer_id: str) -> int:
         """Return the bytes that all other sessions have under way to and from a server."""
         return sum(other.bytes_under_way(peer_id) for other in self._sessions if other is not session)
 

@@ -88,7 +88,7 @@ class Libp2pNetwork(SigningNetwork):
             host,
             self._tasks,
             RelayLimits(bytes_per_s=options.relay_bytes_per_s),
-            gate or NetworkPeers(partial(check_network_peer, host, network_id=options.network_id)),
+            (gate or NetworkPeers(partial(check_network_peer, host, network_id=options.network_id))).include,
             serves=options.relay == "serve",
         )
         self._paths = DirectPaths(

@@ -19,7 +19,7 @@ import contextlib
 import logging
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Literal, get_args
@@ -42,7 +42,7 @@ from swarm.network.relay.circuit_messages import (
     parse_hop_request,
     stop_request,
 )
-from swarm.network.relay.relay_access import MAX_PIECE_BYTES, NO_LIMIT, Ends, KnowsNetworkPeers, RelayBudget
+from swarm.network.relay.relay_access import MAX_PIECE_BYTES, NO_LIMIT, Ends, RelayBudget
 from swarm.network.traffic import TrafficLimits
 
 OPENING_TIMEOUT_S = 4.0
@@ -121,13 +121,14 @@ class Relay:
         host: Host,
         tasks: asyncio.TaskGroup,
         limits: RelayLimits,
-        network_peers: KnowsNetworkPeers,
+        is_of_network: Callable[[str], Awaitable[bool]],
         *,
         serves: bool,
     ) -> None:
+        """`is_of_network(peer_id)` distinguishes peers of this node's network from strangers."""
         self.counts = RelayCounts()
         self._serves = serves
-        self._network_peers = network_peers
+        self._is_of_network = is_of_network
         self._budget = RelayBudget(limits.within(host.traffic.limits), host.traffic.relayed)
         self._host = host
         self._limits = limits
@@ -209,7 +210,7 @@ class Relay:
         """Raises CircuitRefused unless this node serves as a relay and the peer is of this network."""
         if not self._serves:
             raise CircuitRefused(CircuitStatus.RESERVATION_REFUSED if target is None else CircuitStatus.NO_RESERVATION)
-        if not await self._network_peers.include(peer_id):
+        if not await self._is_of_network(peer_id):
             raise CircuitRefused(CircuitStatus.PERMISSION_DENIED, "stranger")
 
     async def _reserve(self, peer_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

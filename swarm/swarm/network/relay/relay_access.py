@@ -21,7 +21,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Protocol
 from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerError
@@ -44,12 +43,6 @@ MAX_KNOWN = 1024
 class _Finding:
     is_of_network: bool
     until: float
-
-
-class KnowsNetworkPeers(Protocol):
-    """Distinguishes peers of the network from strangers: `NetworkPeers`, or the gate of a private network."""
-
-    async def include(self, peer_id: str) -> bool: ...
 
 
 class NetworkPeers:

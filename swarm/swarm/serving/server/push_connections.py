@@ -27,8 +27,7 @@ from swarm_protocol.session_frames import Frame, Push, PushRefused, SequenceRef,
 
 from swarm.network.interface import Network
 from swarm.serving.server.session_queues import CheckedStep
-from swarm.serving.wire.frame_queue import SequenceKey
-from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, SequenceKey, open_stream
 
 logger = logging.getLogger(__name__)
 

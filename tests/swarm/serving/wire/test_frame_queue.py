@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from swarm.serving.wire.frame_queue import MESSAGE_BYTES, FrameQueue, cut
+from swarm.serving.wire.multiplexed_connection import MESSAGE_BYTES, FrameQueue, cut
 from swarm_protocol import limits
 from swarm_protocol.frames import Frames
 from swarm_protocol.identity import Identity

@@ -5,7 +5,7 @@ the code.
 from __future__ import annotations
 
 from support.site_pages import written
-from swarm.network import announcer, framing, peer_budgets
+from swarm.network import announcer, framing, peer_budgets, peer_methods
 from swarm.network.dht import known_peers, record_dht, record_storage, routing_table
 from swarm.network.libp2p import (
     calls,
@@ -14,7 +14,6 @@ from swarm.network.libp2p import (
     path_watch,
     reconnection,
     stream_resume,
-    stream_server,
 )
 from swarm.network.relay import relay, relay_access, reservations
 from swarm.serving import peer_shares
@@ -54,7 +53,7 @@ SAID = [
     ("transport.md", f"and {peer_budgets.MAX_CALLS:,} in all"),
     ("transport.md", f"at most {peer_budgets.MAX_STREAMS_PER_PEER} streams of one peer"),
     ("transport.md", f"{stream_resume.ID_BYTES} random bytes, the id of the stream"),
-    ("transport.md", f"(within {stream_server.OPENING_TIMEOUT_S:.0f} seconds)"),
+    ("transport.md", f"(within {peer_methods.OPENING_TIMEOUT_S:.0f} seconds)"),
     ("transport.md", f"once the frames since the last one have cost {framing.RIDING_ACK_BYTES // 1024} KiB"),
     ("transport.md", f"at the latest when they have cost {framing.ACK_BYTES // 1024} KiB"),
     ("transport.md", f"without a connection for {reconnection.HOLD_S:.0f} seconds"),

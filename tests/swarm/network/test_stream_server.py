@@ -10,14 +10,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from swarm.network import framing, peer_budgets
+from swarm.network import framing, peer_budgets, peer_methods
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, Stream
-from swarm.network.libp2p import stream_server
 from swarm.network.libp2p.daemon_control import write_message
 from swarm.network.libp2p.stream_resume import ID_BYTES
-from swarm.network.libp2p.stream_server import MAX_LINGER_S, QUIET_S, StreamServer
 from swarm.network.multiaddr import addr_bytes, peer_id_bytes
+from swarm.network.peer_methods import MAX_LINGER_S, QUIET_S, StreamServer
 from swarm.testing import virtual_time
 from swarm_protocol.identity import Identity
 from swarm_protocol.proto import p2pd_pb2
@@ -103,7 +102,7 @@ async def refused(
 
 def test_flood_of_streams_that_are_refused_takes_no_slots_and_few_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_budgets, "MAX_STREAMS_PER_PEER", 0)
-    monkeypatch.setattr(stream_server, "MAX_REFUSED_PER_PEER", 2)
+    monkeypatch.setattr(peer_methods, "MAX_REFUSED_PER_PEER", 2)
 
     async def main() -> None:
         server = _server()

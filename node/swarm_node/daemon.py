@@ -17,8 +17,7 @@ from contextlib import suppress
 from functools import partial
 
 import uvloop
-from swarm.network.greeting_watch import CLOCK_S, ClockWatch, VersionWatch, clock_skews_s
-from swarm.network.libp2p.greeting import off_by
+from swarm.network.libp2p.greeting import CLOCK_S, ClockWatch, VersionWatch, clock_skews_s, off_by
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.membership import Membership
 from swarm.network.multiaddr import is_loopback

@@ -8,8 +8,9 @@ from typing import Any, get_args
 
 import pytest
 from support.site_pages import ROOT, hooks, written
-from swarm.network import framing, network_entry
+from swarm.network import framing
 from swarm.network.discovery import mdns_messages
+from swarm.network.libp2p import greeting
 from swarm.network.paths import address_survey, dialler, introductions, opener, peer_addresses
 from swarm.network.peer_budgets import NUM_GUARANTEED
 from swarm.network.relay import circuit_messages
@@ -117,7 +118,7 @@ def test_transport_page_names_every_method_and_protocol_id() -> None:
     methods |= set(vars(Methods("RUN")).values())
     assert "train.vote/RUN" in methods
     assert [name for name in methods if not re.search(rf"`{re.escape(name)}(/MODEL)?`", transport)] == []
-    ids = {network_entry.HELLO, circuit_messages.HOP, circuit_messages.STOP, network_entry.method_prefix("NETWORK_ID")}
+    ids = {greeting.HELLO, circuit_messages.HOP, circuit_messages.STOP, greeting.method_prefix("NETWORK_ID")}
     assert [name for name in ids if name not in transport] == []
     assert f"/swarm/{PROTOCOL_VERSION}/" in transport
     kinds = set(re.findall(r"/swarm/\d+/NETWORK_ID/(\w+)/", transport))

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from swarm.network.greeting_watch import CLOCK_S
-from swarm.network.libp2p.greeting import Greeting, hello_of
+from swarm.network.libp2p.greeting import CLOCK_S, Greeting, hello_of
 from swarm.network.suspension import SUSPENDED_S
 from swarm.testing import virtual_time
 from swarm_node import daemon

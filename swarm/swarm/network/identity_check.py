@@ -19,11 +19,12 @@ from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.greeting import HELLO, greet, hello_answer, method_prefix
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.multiaddr import PeerAddr
-from swarm.network.network_entry import HELLO, first_success, greet, hello_answer, method_prefix, succeeded
+from swarm.network.network_entry import first_success, succeeded
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.dialler import judged
 from swarm.network.private.member_roll import MemberRoll

@@ -30,25 +30,24 @@ from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.local_discovery import LocalDiscovery, LocalPeers, local_addrs
 from swarm.network.discovery.peer_names import HURRIED_TIMEOUT_S, TIMEOUT_S, GivenPeers
-from swarm.network.greeting_watch import NUM_ASKED, ask_greetings
 from swarm.network.identity_check import start_host
 from swarm.network.interface import SigningNetwork, Stream, StreamHandler, UnaryHandler
 from swarm.network.libp2p.connection_limit import ConnectionLimit
-from swarm.network.libp2p.greeting import Greeting
+from swarm.network.libp2p.greeting import (
+    HELLO,
+    NUM_ASKED,
+    Greeting,
+    ask_greetings,
+    check_network_peer,
+    hello_answer,
+    method_prefix,
+)
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import Reconnector
 from swarm.network.multiaddr import is_loopback, parse_peer_addr
-from swarm.network.network_entry import (
-    HELLO,
-    NetworkEntry,
-    check_network_peer,
-    connect,
-    hello_answer,
-    join,
-    method_prefix,
-)
+from swarm.network.network_entry import NetworkEntry, connect, join
 from swarm.network.partition_watch import PartitionWatch
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.direct_paths import DirectPaths, wants_relays

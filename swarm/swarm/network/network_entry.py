@@ -1,6 +1,5 @@
 """Enters a network: reaches given, remembered or local peers, and compares network, version and clock.
 
-`HELLO` is the one method whose name carries no network id, so that two peers that cannot work together can say why.
 `identity_check` looks for another node with this one's identity. `partition_watch` rejoins after a partition.
 """
 
@@ -11,7 +10,6 @@ import contextlib
 import logging
 import random
 import statistics
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -20,25 +18,21 @@ from swarm_protocol import limits
 from swarm_protocol.dht_messages import Contact
 from swarm_protocol.errors import (
     ConfigError,
-    PeerError,
     PeerRefused,
     PeerTimeout,
     PeerUnreachable,
     StartError,
     SwarmError,
 )
-from swarm_protocol.version import PROTOCOL_VERSION, Hello, check_hello
+from swarm_protocol.version import check_hello
 
 from swarm.ended_tasks import end_tasks
 from swarm.network.discovery.peer_names import GivenPeers
-from swarm.network.interface import NotServed
 from swarm.network.libp2p.daemon_control import ControlError
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, dial_failure
-from swarm.network.libp2p.greeting import HELLO as HELLO  # noqa: PLC0414 - exported
-from swarm.network.libp2p.greeting import Greeting, greeting_of, hello_of, off_by
+from swarm.network.libp2p.greeting import MIN_CLOCKS, Greeting, greet, hello_of, off_by
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.reconnection import accepts_connections
-from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm.network.multiaddr import PeerAddr, is_relayed
 from swarm.network.paths.dialler import DIRECT_S, ip4_first
 
@@ -69,9 +63,6 @@ HEAD_START_S = 1.0
 IP4_HEAD_START_S = 0.5
 """Time for a given peer's IPv4 address before its IPv6 address is tried, too (see `dialler.ip4_first`)."""
 
-MIN_CLOCKS = 3
-"""Peers whose clocks together show that this machine's is wrong. With fewer one peer could decide."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -81,51 +72,6 @@ class NobodyReached(StartError):
 
 class ClockError(StartError):
     """This machine's clock differs too much from those of the peers that it reached."""
-
-
-def method_prefix(network_id: str) -> str:
-    """Return the prefix of all method names of a network."""
-    return f"/swarm/{PROTOCOL_VERSION}/{network_id}/"
-
-
-def hello_answer(network_id: str) -> UnaryAnswer:
-    async def answer(_peer_id: str, _request: bytes) -> bytes:
-        return hello_of(network_id, time.time()).to_bytes()
-
-    return answer
-
-
-async def greet(host: Host, peer_id: str, network_id: str, *, addrs: Sequence[str] | None = None) -> Greeting:
-    """Exchange hellos with a peer. Raises PeerUnreachable, PeerRefused (no Swarm node) or PeerViolation, and in a
-    private network what `PrivateGate.greet` raises. `addrs` is as in `Host.call`."""
-    if host.gate is not None:
-        return await host.gate.greet(peer_id, addrs=addrs)
-    before = time.time()
-    try:
-        answer = await host.call(peer_id, HELLO, hello_of(network_id, before).to_bytes(), addrs=addrs)
-    except NotServed:
-        raise PeerRefused(
-            "the peer is a libp2p host, but no Swarm node that answers strangers",
-            remedy="check the address; if its network is private, give --invite an invitation from the network's owner",
-            peer_id=peer_id,
-        ) from None
-    return greeting_of(Hello.from_bytes(answer), before)
-
-
-async def check_network_peer(host: Host, peer_id: str, network_id: str) -> None:
-    """Greet a peer that connected to this node. Raises PeerError unless it says that it is of this network."""
-    greeting = await greet(host, peer_id, network_id, addrs=())
-    check_hello(hello_of(network_id), greeting.hello, peer_id)
-
-
-async def explain_refusal(host: Host, peer_id: str, network_id: str, method: str) -> PeerError:
-    """Return the reason why `peer_id` does not serve `method`, as an error."""
-    try:
-        greeting = await greet(host, peer_id, network_id)
-        check_hello(hello_of(network_id), greeting.hello, peer_id)
-    except PeerError as error:
-        return error
-    return PeerRefused(f"the peer does not serve {method!r}", remedy="ask one that does", peer_id=peer_id)
 
 
 async def connect(host: Host, peer_id: str, addrs: Sequence[str], network_id: str) -> Greeting:

@@ -28,12 +28,12 @@ from swarm.network.interface import (
 )
 from swarm.network.libp2p.calls import TOKEN_BYTES, Calls
 from swarm.network.libp2p.daemon_control import ControlError, IncomingStreams, read_message
+from swarm.network.libp2p.greeting import explain_refusal, method_prefix
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_stream import LINGER_S, Libp2pStream
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.stream_resume import ID_BYTES, REQUEST, ResumableStreams
 from swarm.network.multiaddr import addr_text, peer_id_text
-from swarm.network.network_entry import explain_refusal, method_prefix
 from swarm.network.peer_budgets import PeerSlots, stream_slots
 
 OPENING_TIMEOUT_S = 5.0

@@ -13,9 +13,10 @@ import pytest
 from swarm.network import partition_watch
 from swarm.network.discovery.peer_names import GivenPeers
 from swarm.network.libp2p.daemon_control import ControlError
+from swarm.network.libp2p.greeting import HELLO, hello_answer
 from swarm.network.libp2p.host import Host
 from swarm.network.membership import Membership
-from swarm.network.network_entry import HELLO, NetworkEntry, hello_answer, join
+from swarm.network.network_entry import NetworkEntry, join
 from swarm.network.partition_watch import PartitionWatch
 from swarm.network.rate import Rate
 from swarm.simulation.scenario import Nat, Scenario

@@ -20,13 +20,13 @@ from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import NotServed, Stream
 from swarm.network.libp2p.daemon_control import ControlError, write_message
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
+from swarm.network.libp2p.greeting import method_prefix
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p.stream_resume import ID_BYTES
 from swarm.network.libp2p.unary_connection import UnaryConnection
 from swarm.network.libp2p_network import Libp2pNetwork
 from swarm.network.multiaddr import peer_id_bytes
-from swarm.network.network_entry import method_prefix
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import FindRequest, dht_id_of

@@ -16,10 +16,10 @@ from support.network_worlds import eventually, libp2p_node
 from swarm.network.interface import Stream
 from swarm.network.libp2p import connection_limit, p2pd_process
 from swarm.network.libp2p.connection_limit import CHECK_S, MAX_PEER_CONNECTIONS, MAX_PEERS, ConnectionLimit, surplus
+from swarm.network.libp2p.greeting import method_prefix
 from swarm.network.libp2p.host import Connections, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions, arguments
 from swarm.network.libp2p_network import Libp2pNetwork
-from swarm.network.network_entry import method_prefix
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.network.rate import write
 from swarm.testing import virtual_time

@@ -19,7 +19,7 @@ from support.free_ports import free_port
 from support.network_worlds import eventually, libp2p_node
 from swarm.network import network_entry
 from swarm.network.identity_check import check_identity_is_free
-from swarm.network.libp2p import listening, p2pd_process
+from swarm.network.libp2p import greeting, listening, p2pd_process
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.libp2p_options import Libp2pOptions
 from swarm.network.libp2p.p2pd_process import DaemonOptions
@@ -90,7 +90,7 @@ async def bare_host(hello: Hello | None, skew_s: float = 0.0) -> AsyncIterator[s
 
     async with running_host() as host:
         if hello is not None:
-            await host.serve(network_entry.HELLO, answer)
+            await host.serve(greeting.HELLO, answer)
         yield await addr_of(host)
 
 
@@ -196,7 +196,7 @@ def test_start_at_an_incompatible_seed_says_why(
 def test_start_at_a_seed_that_is_being_started_waits_until_it_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refusals, greet = list[str](), network_entry.greet
+    refusals, greet = list[str](), greeting.greet
 
     async def main() -> None:
         async with running_host() as seed:
@@ -206,7 +206,7 @@ def test_start_at_a_seed_that_is_being_started_waits_until_it_answers(
                     return await greet(*arguments)
                 except PeerRefused as error:
                     refusals.append(error.message)
-                    await seed.serve(network_entry.HELLO, network_entry.hello_answer("test"))
+                    await seed.serve(greeting.HELLO, greeting.hello_answer("test"))
                     raise
 
             monkeypatch.setattr(network_entry, "greet", greet_and_serve)

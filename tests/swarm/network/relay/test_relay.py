@@ -20,13 +20,13 @@ from swarm.network.dht import own_records
 from swarm.network.interface import Stream
 from swarm.network.libp2p import stream_resume
 from swarm.network.libp2p.daemon_control import read_delimited
+from swarm.network.libp2p.greeting import HELLO, hello_answer
 from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.libp2p.p2pd_process import DaemonOptions
 from swarm.network.libp2p_network import (
     Libp2pNetwork,
 )
 from swarm.network.multiaddr import peer_id_bytes
-from swarm.network.network_entry import HELLO, hello_answer
 from swarm.network.paths import address_survey
 from swarm.network.peer_budgets import PeerSlots
 from swarm.network.relay import relay, reservations

@@ -11,8 +11,14 @@ from unittest.mock import MagicMock
 import pytest
 from support.network_worlds import eventually, libp2p_node
 from swarm.network import libp2p_network
-from swarm.network.greeting_watch import ClockWatch, VersionWatch, ask_greetings, clock_skews_s
-from swarm.network.libp2p.greeting import Greeting, hello_of
+from swarm.network.libp2p.greeting import (
+    ClockWatch,
+    Greeting,
+    VersionWatch,
+    ask_greetings,
+    clock_skews_s,
+    hello_of,
+)
 from swarm.network.libp2p.unary_connection import UnaryAnswer
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.limits import MAX_CLOCK_SKEW_S

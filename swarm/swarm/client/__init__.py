@@ -9,13 +9,12 @@ from swarm_protocol.sampler import Grammar
 
 from swarm.client.async_client import AsyncClient, ClientOptions
 from swarm.client.catalog import ModelStatus, OtherRevision
-from swarm.client.generation import Generation
 from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.client.request import SamplingParams
 from swarm.client.sync_client import Client
 from swarm.router.routing import NoChain, NoRoom
 from swarm.serving.local_ends.kept_model import KeptModel
-from swarm.serving.session.generate import Token
+from swarm.serving.session.generate import Generation, Token
 
 __all__ = [
     "AsyncClient",

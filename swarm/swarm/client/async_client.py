@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from swarm_protocol.records import ServeRecord
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog, ModelStatus
-from swarm.client.generation import Generation, joined, within
 from swarm.client.joined_network import joined_network
 from swarm.client.possession_checks import FailedProof, PossessionChecks
 from swarm.client.prompt_scores import KnownToken, PromptScores, echoed
@@ -40,7 +40,7 @@ from swarm.serving.checking.spot_checks import DEFAULT_SHARE, SpotCheckOptions, 
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.manifest_book import ManifestBook
 from swarm.serving.session.client_state import ClientState, SessionOptions
-from swarm.serving.session.generate import AnswerForm, Token, TokenSource, generate, sampler_for
+from swarm.serving.session.generate import AnswerForm, Generation, Token, TokenSource, generate, sampler_for
 from swarm.serving.session.session import Session
 from swarm.serving.session.trace import Trace
 from swarm.serving.tokenizer.model_assets import Message, ModelAssets, TokenizerLimits
@@ -216,12 +216,8 @@ class AsyncClient(TextClient[Generation]):
 
     def answer(self, request: GenerationRequest) -> Generation:
         """Answer a request as `generate` does."""
-
-        def start(trace: Trace) -> AsyncGenerator[Token, None]:
-            tokens = self._tokens(request, trace) if request.stream else joined(self._tokens(request, trace))
-            return tokens if request.timeout_s is None else within(request.timeout_s, tokens)
-
-        self._last = Generation(start, request.model)
+        tokens = partial(self._tokens, request)
+        self._last = Generation(tokens, request.model, stream=request.stream, timeout_s=request.timeout_s)
         return self._last
 
     async def tokenize(self, text: str | Sequence[Message] | Prompt, *, model: str) -> list[int]:

@@ -20,13 +20,12 @@ from swarm_protocol.network_invitation import NetworkInvitation
 
 from swarm.client.async_client import AsyncClient
 from swarm.client.catalog import ModelStatus
-from swarm.client.generation import Generation
 from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.client.request import GenerationRequest, TextClient
 from swarm.client.text_at_home import KeptModels
 from swarm.ended_tasks import end_tasks
 from swarm.serving.checking.spot_checks import DEFAULT_SHARE
-from swarm.serving.session.generate import Token
+from swarm.serving.session.generate import Generation, Token
 from swarm.serving.tokenizer.model_assets import Message
 
 if TYPE_CHECKING:

@@ -1,19 +1,20 @@
 """Generates one answer token by token, from session, sampling and text.
 
-Text is shown as early as possible, but never half a character and never past a stop string.
+Text is shown as early as possible, but never half a character and never past a stop string. A client hands out a
+`Generation`, the running answer.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 from swarm_protocol.checks import shared_fields
-from swarm_protocol.errors import ConfigError
+from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import SampledToken, TokenDraw
 
@@ -258,3 +259,64 @@ async def _token(
             for (token_id, value), data in zip(picked.top, others, strict=True)
         ),
     )
+
+
+class Generation:
+    """A running answer. It starts when the first token is asked for; `aclose` frees the chain at any time.
+
+    Without `stream`, it is one token with the whole text. It may take `timeout_s`.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Trace], AsyncGenerator[Token, None]],
+        model: str,
+        *,
+        stream: bool = True,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._trace = Trace(model=model)
+        tokens = start(self._trace) if stream else _joined(start(self._trace))
+        self._tokens = tokens if timeout_s is None else _within(timeout_s, tokens)
+
+    def __aiter__(self) -> AsyncIterator[Token]:
+        return self._tokens
+
+    async def aclose(self) -> None:
+        await self._tokens.aclose()
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The number of tokens of the prompt, or 0 until the first token has arrived."""
+        return self._trace.num_prompt_tokens
+
+    def trace(self) -> dict[str, Any]:
+        """Return the trace so far: `hops` (servers, spans, ms), `replays`, `failover_ms`, token counts."""
+        return self._trace.to_dict()
+
+
+async def _joined(tokens: AsyncGenerator[Token, None]) -> AsyncGenerator[Token, None]:
+    """Yield all tokens as one, with the whole text."""
+    async with aclosing(tokens):
+        all_tokens = [token async for token in tokens]
+    last = all_tokens[-1]
+    text = "".join(token.text for token in all_tokens)
+    yield Token(text=text, token_id=last.token_id, finish_reason=last.finish_reason)
+
+
+async def _within(timeout_s: float, tokens: AsyncGenerator[Token, None]) -> AsyncGenerator[Token, None]:
+    """Yield the tokens. Raises SessionError if the last one has not come `timeout_s` after the first was asked for."""
+    until_s = asyncio.get_running_loop().time() + timeout_s
+    async with aclosing(tokens):
+        while True:
+            try:
+                # for each token, since the caller may ask for each in another task
+                async with asyncio.timeout_at(until_s):
+                    token = await anext(tokens, None)
+            except TimeoutError:
+                raise SessionError(
+                    f"the answer took over {timeout_s:g} s", remedy="allow more with timeout_s, or ask for fewer tokens"
+                ) from None
+            if token is None:
+                return
+            yield token

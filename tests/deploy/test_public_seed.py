@@ -65,6 +65,49 @@ def test_the_shell_takes_the_script() -> None:
     subprocess.run(["sh", "-n", DEPLOY / "public-seed"], check=True, timeout=10)
 
 
+STUBS = {
+    **dict.fromkeys(("apt-get", "opt/swarm/bin/pip", "python3", "systemd-sysusers", "ufw"), "exit 0"),
+    "runuser": f"echo {PEER_ID}",
+    "systemctl": 'echo "$@" >> ROOT/called; [ "$1" != is-enabled ] || [ -e ROOT/etc/swarm/gateway.toml ]',
+    "install": 'case "$*" in *--directory*) for path; do case $path in /*) mkdir -p "$path" ;; esac; done ;; esac',
+}
+"""What the script calls, as shell code, without effect outside of ROOT."""
+
+
+def run_script(root: Path, domain: str) -> list[str]:
+    """Run the script with `root` in front of the folders that it writes. Return the calls of systemctl."""
+    for name, code in STUBS.items():
+        path = root / name if "/" in name else root / "bin" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{code.replace('ROOT', str(root))}\n")
+        path.chmod(0o755)
+    for folder in ("etc/caddy", "etc/systemd/system"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    (root / "called").write_text("")
+    script = re.sub(r"(?<![\w.])/(?=(?:etc|opt|var|usr/lib)/)", f"{root}/", SCRIPT)
+    command = ["sh", "-c", script, str(DEPLOY / "public-seed"), domain]
+    environment = {"PATH": f"{root / 'bin'}:/usr/bin:/bin"}
+    subprocess.run(command, env=environment, capture_output=True, check=True, timeout=60)
+    return (root / "called").read_text().splitlines()
+
+
+def test_script_keeps_changed_settings_and_a_gateway_in_place_of_the_dashboard(tmp_path: Path) -> None:
+    calls = run_script(tmp_path, NAME)
+    written = tmp_path / "etc" / "swarm"
+    assert {path.name: path.read_text() for path in written.iterdir()} == {
+        f"{role}.toml": settings(role) for role in ("seed", "dashboard")
+    }
+    assert "restart swarm-node@seed swarm-node@dashboard caddy" in calls
+    kept = 'history = "postgresql://swarm@db/swarm"\n'
+    for role in ("dashboard", "gateway"):
+        (written / f"{role}.toml").write_text(settings("dashboard") + kept)
+    calls = run_script(tmp_path, "new.example.net")
+    assert (written / "seed.toml").read_text() == settings("seed", domain="new.example.net")
+    for role in ("dashboard", "gateway"):
+        assert (written / f"{role}.toml").read_text() == settings("dashboard", domain="new.example.net") + kept
+    assert calls[-2:] == [f"{do} swarm-node@seed swarm-node@gateway caddy" for do in ("enable", "restart")]
+
+
 def test_shellcheck_finds_nothing() -> None:
     shellcheck = shutil.which("shellcheck")
     if not shellcheck:

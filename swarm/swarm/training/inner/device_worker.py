@@ -40,14 +40,14 @@ class Assignment:
     """Everything that worker `rank` needs to start. `model` is a pickled module, `loss` a pickled `LossFunction`. The
     rendezvous store of the workers is on `port` of loopback."""
 
-    rank: int
     config: InnerConfig
     model: bytes
     loss: bytes
     fragments: int
     local: LocalOptions
-    port: int
-    num_threads: int
+    rank: int = 0
+    port: int = 0
+    num_threads: int = 1
 
 
 def work(assignment: Assignment, pipe: connection.Connection) -> None:

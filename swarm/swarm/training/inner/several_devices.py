@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection, get_context
 from multiprocessing.context import SpawnProcess
 from typing import Any
@@ -75,11 +75,15 @@ class SeveralDevices:
         loss: LossFunction = next_token_loss,
     ) -> None:
         check_fits(local, model)
-        self._config = config
         self._local = local
-        self._fragments = fragments
         self._layout = Layout.of(model, fragments)
-        self._model, self._loss = _pickled(_without_weights(model), "the model"), _pickled(loss, "its loss function")
+        self._assignment = Assignment(
+            config=config,
+            model=_pickled(_without_weights(model), "the model"),
+            loss=_pickled(loss, "its loss function"),
+            fragments=fragments,
+            local=local,
+        )
         self._store: TCPStore | None = None
         self._longest_step_s = 0.0  # of these workers; 0: they have taken none
         self._workers: list[_WorkerProcess] = []
@@ -151,8 +155,10 @@ class SeveralDevices:
         """Start all workers. If one does not start, raises _Failed and leaves none running."""
         try:
             self._store = _store_on_loopback()
+            num_threads = max(1, torch.get_num_threads() // len(self._local.devices))
             for rank, device in enumerate(self._local.devices):
-                self._workers.append(_spawn(device, self._assignment(rank, self._store.port)))
+                own = replace(self._assignment, rank=rank, port=self._store.port, num_threads=num_threads)
+                self._workers.append(_spawn(device, own))
         except (OSError, dist.DistError) as error:
             self.close()
             raise _Failed(f"no process for each device: {reason_of(error)}") from error
@@ -164,18 +170,6 @@ class SeveralDevices:
         if self._local.compile or not self._longest_step_s:
             return ANSWER_S
         return min(ANSWER_S, max(STEP_S, SLOWER * self._longest_step_s))
-
-    def _assignment(self, rank: int, port: int) -> Assignment:
-        return Assignment(
-            rank=rank,
-            config=self._config,
-            model=self._model,
-            loss=self._loss,
-            fragments=self._fragments,
-            local=self._local,
-            port=port,
-            num_threads=max(1, torch.get_num_threads() // len(self._local.devices)),
-        )
 
     def _to_first(self, values: Tensor) -> list[tuple[Any]]:
         return [(values.numpy() if rank == 0 else None,) for rank in range(len(self._local.devices))]

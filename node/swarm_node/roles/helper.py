@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 
+from swarm.newest_items import NewestItems
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.records import ServeRecord
 
@@ -151,7 +152,8 @@ class HelperRole(IdleRole):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
-        self._postponed: dict[str, tuple[float, str]] = {}  # event loop time until which it is postponed, and why
+        # event loop time until which it is postponed, and why
+        self._postponed = NewestItems[str, tuple[float, str]](MAX_POSTPONED)
         self._reported: dict[str, str] | None = None
 
     async def run(self, node: Node) -> None:
@@ -181,7 +183,8 @@ class HelperRole(IdleRole):
         except SwarmError:  # no node answers now; the next poll may find some
             return []
         now = asyncio.get_running_loop().time()
-        self._postponed = {name: each for name, each in self._postponed.items() if each[0] > now}
+        for name in [name for name, (until_s, _) in self._postponed.items() if until_s <= now]:
+            del self._postponed[name]
         kinds = {"models": ModelNeed, "runs": RunNeed, "any": ModelNeed | RunNeed}[node.config.take]
         wanted = [need for need in needs(snapshot, node.network.peer_id) if isinstance(need, kinds)]
         return [need for need in wanted if need.name not in self._postponed]
@@ -214,8 +217,6 @@ class HelperRole(IdleRole):
         return True
 
     def _postpone(self, name: str, reason: str, seconds: float) -> None:
-        if len(self._postponed) >= MAX_POSTPONED:
-            del self._postponed[next(iter(self._postponed))]
         self._postponed[name] = (asyncio.get_running_loop().time() + seconds, reason)
 
     def _report_waiting(self, node: Node) -> None:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,26 +37,16 @@ from swarm.training.data.source import (
     read_python,
     standard_library,
 )
-from swarm.training.data.token_file import TokenFile, TokenHeader, Tokens, read_header
+from swarm.training.data.token_file import TokenFile, TokenHeader, read_header
 from swarm.training.data.tokenizer import TokenizerFiles, check_vocabulary
 from swarm.training.data.tokenizing import Job, discard, tokenize
 from swarm.training.run.run_tables import BYTE_VOCABULARY, END_OF_TEXT, DataConfig
 from swarm.training.run.seeded import permute
 
 
-class TokenStore(Protocol):
-    """Training tokens, and validation tokens behind them. Any thread may read."""
-
-    @property
-    def header(self) -> TokenHeader: ...
-
-    def read(self, first: int, num_tokens: int) -> Tokens:
-        """Return tokens [first, first + num_tokens). Raises IntegrityError if they have changed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryTokens:
-    """Implements `TokenStore` with tokens in memory."""
+    """Training tokens in memory, and validation tokens behind them. Like a `TokenFile`, any thread may read them."""
 
     header: TokenHeader
     tokens: NDArray[np.uint8]
@@ -70,12 +60,12 @@ class Corpus:
     """Samples of `window_tokens` tokens, in the order of `seed`. Any thread may read batches. `of` checks the
     tokens."""
 
-    tokens: TokenStore
+    tokens: MemoryTokens | TokenFile
     seed: int
     window_tokens: int
 
     @classmethod
-    def of(cls, tokens: TokenStore, config: DataConfig, *, seed: int, source: str, remedy: str) -> Corpus:
+    def of(cls, tokens: MemoryTokens | TokenFile, config: DataConfig, *, seed: int, source: str, remedy: str) -> Corpus:
         """Make the corpus of `tokens`; errors name `source`. Raises IntegrityError with `remedy` if `config.digest`
         pins other tokens, ConfigError if there are too few."""
         header = tokens.header

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import FileResponse, Response
 from pydantic import BaseModel, TypeAdapter
 
-from swarm_node.dashboard.checkpoints import Checkpoints
+from swarm_node.dashboard.checkpoints import find_file
 from swarm_node.dashboard.live import Live, LiveResponse
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, ViewSource
 from swarm_node.formatting import shown
@@ -43,8 +44,8 @@ _OVERVIEW = {"$ref": "#/components/schemas/Overview"}
 _HEARTBEAT = {"type": "object", "properties": {"at": {"type": "number"}}, "required": ["at"]}
 
 
-def router(source: ViewSource, live: Live, checkpoints: Checkpoints | None = None) -> APIRouter:
-    """Return all of the API's routes."""
+def router(source: ViewSource, live: Live, checkpoints: FilePath | None = None) -> APIRouter:
+    """Return all of the API's routes. `checkpoints` is the directory of the files that it offers."""
     api = Api(source, live, checkpoints)
     routes = APIRouter(prefix="/api/v1")
     for path, endpoint, model in (
@@ -92,7 +93,7 @@ def router(source: ViewSource, live: Live, checkpoints: Checkpoints | None = Non
 class Api:
     """Answers the routes of the JSON API from the views of `source`."""
 
-    def __init__(self, source: ViewSource, live: Live, checkpoints: Checkpoints | None) -> None:
+    def __init__(self, source: ViewSource, live: Live, checkpoints: FilePath | None) -> None:
         self._source = source
         self._live = live
         self._checkpoints = checkpoints
@@ -144,7 +145,7 @@ class Api:
 
     async def checkpoint(self, run: Name, name: Name) -> Response:
         """Return a file of a run's checkpoint, whole or a range. `RunDetail.checkpoint` lists the files."""
-        found = None if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.find, run, name)
+        found = await asyncio.to_thread(find_file, self._checkpoints, run, name)
         if found is None:
             raise HttpError(404, "there is no such file to download", remedy="/api/v1/runs/RUN lists a run's files")
         return FileResponse(found, media_type="application/octet-stream", filename=found.name)

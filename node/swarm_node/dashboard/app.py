@@ -9,6 +9,7 @@ import logging
 import time
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from pathlib import Path
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -19,8 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm_node.dashboard import api, pages
-from swarm_node.dashboard.checkpoints import Checkpoints
-from swarm_node.dashboard.collector import check_history, checkpoints, daemon_collector
+from swarm_node.dashboard.collector import check_history, daemon_collector
 from swarm_node.dashboard.live import Live
 from swarm_node.dashboard.views import ViewSource
 from swarm_node.formatting import shown
@@ -47,9 +47,9 @@ REQUESTS_PER_MIN = 600
 two seconds."""
 
 
-def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints: Checkpoints | None = None) -> FastAPI:
+def create_dashboard(source: ViewSource, *, has_chat: bool = False, checkpoints: Path | None = None) -> FastAPI:
     """Create the application over `source`, which its owner keeps up to date. `has_chat` means that a gateway shares
-    the server.
+    the server. `checkpoints` is the directory of the files that it offers.
 
     Close `state.live` of the application before its server stops: otherwise the server waits for every open stream.
     """
@@ -167,7 +167,7 @@ class DashboardRole(NodeRole):
 
     async def run(self, node: Node) -> None:
         async with daemon_collector(node) as collector:
-            app = create_dashboard(collector, checkpoints=checkpoints(node.config))
+            app = create_dashboard(collector, checkpoints=node.config.checkpoints)
             config = node.config
             async with serving(checked(app, config), self._listener, proxies=config.trusted_proxies) as url:
                 node.activity.state = "dashboard"

@@ -8,7 +8,6 @@ Keeps no state.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,32 +18,26 @@ MAX_FILES = 256
 """Maximum number of files of one run: a model's shards and its small files."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """The files in `folder`, listed anew each time."""
-
-    folder: Path
-
-    def files(self, run: str) -> tuple[CheckpointFile, ...]:
-        """Return the run's files by name. Empty if there are none, or none that can be read."""
-        return tuple(
-            CheckpointFile(
-                name=shown(path.name),
-                num_bytes=num_bytes,
-                url=f"/api/v1/checkpoints/{quote(run, safe='')}/{quote(path.name, safe='')}",
-            )
-            for path, num_bytes in self._plain_files(run)
+def checkpoint_files(folder: Path | None, run: str) -> tuple[CheckpointFile, ...]:
+    """Return the run's files by name. Empty if there are none, or none that can be read."""
+    return tuple(
+        CheckpointFile(
+            name=shown(path.name),
+            num_bytes=num_bytes,
+            url=f"/api/v1/checkpoints/{quote(run, safe='')}/{quote(path.name, safe='')}",
         )
+        for path, num_bytes in _files_of(folder, run)
+    )
 
-    def find(self, run: str, name: str) -> Path | None:
-        """Return the run's file of that name, or None."""
-        return next((path for path, _ in self._plain_files(run) if path.name == name), None)
 
-    def _plain_files(self, run: str) -> list[tuple[Path, int]]:
-        folder = _subfolder(self.folder, run)
-        if folder is None:
-            return []
-        return _plain_files(_subfolder(folder, run) or folder)
+def find_file(folder: Path | None, run: str, name: str) -> Path | None:
+    """Return the run's file of that name, or None."""
+    return next((path for path, _ in _files_of(folder, run) if path.name == name), None)
+
+
+def _files_of(folder: Path | None, run: str) -> list[tuple[Path, int]]:
+    of_run = _subfolder(folder, run) if folder is not None else None
+    return _plain_files(_subfolder(of_run, run) or of_run) if of_run is not None else []
 
 
 def _subfolder(folder: Path, name: str) -> Path | None:

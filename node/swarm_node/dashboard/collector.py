@@ -22,7 +22,7 @@ from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.records import NodeRecord
 
-from swarm_node.dashboard.checkpoints import Checkpoints
+from swarm_node.dashboard.checkpoints import checkpoint_files
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_STEPS, Turnover
 from swarm_node.dashboard.history.store import sqlite_file, url_of
@@ -129,7 +129,7 @@ class Collector:
         *,
         peers: Sequence[str] = (),
         fetch_run: FetchRun,
-        checkpoints: Checkpoints | None = None,
+        checkpoints: Path | None = None,
         peer_paths: Callable[[], Mapping[str, PeerPath]] = dict,
     ) -> None:
         self._convictions = ServerConvictions(network, membership)
@@ -280,7 +280,7 @@ class Collector:
             refusals=refusals[:MAX_REFUSALS],
             contributors=contributors(facts, totals, self._nodes.names, since, self._snapshot.at),
             bans=ban_views(followed.bans, self._nodes.names) if followed is not None else (),
-            checkpoint=() if self._checkpoints is None else await asyncio.to_thread(self._checkpoints.files, run_id),
+            checkpoint=await asyncio.to_thread(checkpoint_files, self._checkpoints, run_id),
         )
 
     async def node(self, peer_id: str) -> NodeDetail | None:
@@ -366,8 +366,9 @@ async def running_collector(
 ) -> AsyncIterator[Collector]:
     """Run a collector while the context lasts. It keeps its history in `place`.
 
-    Raises ConfigError if `place` can never hold a history.
+    Raises ConfigError if `place` can never hold a history, or if the directory of checkpoints is missing.
     """
+    check_checkpoints(config)
     async with DashboardHistory(place, on_warning=on_warning) as history:
         collector = Collector(
             network,
@@ -375,7 +376,7 @@ async def running_collector(
             history,
             peers=config.peers,
             fetch_run=fetch_run,
-            checkpoints=checkpoints(config),
+            checkpoints=config.checkpoints,
             peer_paths=peer_paths,
         )
         try:
@@ -387,10 +388,7 @@ async def running_collector(
             await collector.close()
 
 
-def checkpoints(config: Config) -> Checkpoints | None:
-    """Return the checkpoints that this machine offers, or None. Raises ConfigError if their directory is missing."""
-    if config.checkpoints is None:
-        return None
-    if not config.checkpoints.is_dir():
+def check_checkpoints(config: Config) -> None:
+    """Raise ConfigError if the directory of the checkpoints that this machine offers is missing."""
+    if config.checkpoints is not None and not config.checkpoints.is_dir():
         raise ConfigError(f"there is no directory {config.checkpoints}", remedy="check --checkpoints")
-    return Checkpoints(config.checkpoints)

@@ -32,7 +32,7 @@ from swarm_protocol.control_messages import MAX_BARRED, SpotCheckStatus
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.app import combined, create_dashboard
-from swarm_node.dashboard.collector import check_history, checkpoints, daemon_collector
+from swarm_node.dashboard.collector import check_history, daemon_collector
 from swarm_node.formatting import plural
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import KeyRing
@@ -106,7 +106,7 @@ class GatewayRole(NodeRole):
             await self._serve(node, gateway)
             return
         async with daemon_collector(node) as collector:
-            dashboard = create_dashboard(collector, has_chat=True, checkpoints=checkpoints(node.config))
+            dashboard = create_dashboard(collector, has_chat=True, checkpoints=node.config.checkpoints)
             await self._serve(node, combined(gateway, dashboard), dashboard)
 
     async def _serve(self, node: Node, app: ASGIApp, dashboard: FastAPI | None = None) -> None:

@@ -18,7 +18,7 @@ from support.dashboard_source import ExampleSource
 from support.dashboard_swarms import example_source
 from swarm_node.dashboard import app as dashboard_app
 from swarm_node.dashboard.app import combined, create_dashboard
-from swarm_node.dashboard.checkpoints import Checkpoints
+from swarm_node.dashboard.checkpoints import checkpoint_files
 from swarm_node.dashboard.history.reader import MAX_STEPS
 from swarm_node.dashboard.run_views import PHASES
 from swarm_node.dashboard.views import ModelDetail, NodeDetail, NodeView, Overview, RunDetail, Series, StepView
@@ -52,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def visiting(source: ExampleSource, folder: Path | None = None) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_dashboard(source, checkpoints=Checkpoints(folder) if folder else None)
+    app = create_dashboard(source, checkpoints=folder)
     transport = httpx.ASGITransport(app, client=("203.0.113.9", 1), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://swarm.test") as client:
         yield client
@@ -278,9 +278,9 @@ def test_visitor_is_identified_by_address_and_not_by_headers(client: str, addres
 
 
 def test_checkpoint_lists_plain_files_that_can_be_downloaded(source: ExampleSource, folder: Path) -> None:
-    files = Checkpoints(folder).files(RUN)
+    files = checkpoint_files(folder, RUN)
     assert [(file.name, file.num_bytes) for file in files] == [("config.json", 2), ("model.safetensors", 256)]
-    [plain] = Checkpoints(folder).files("plain")
+    [plain] = checkpoint_files(folder, "plain")
     assert plain.url == "/api/v1/checkpoints/plain/a%20b.bin"
     whole, blank = get(source, files[1].url, plain.url, folder=folder)
     assert whole.content == bytes(range(256))
@@ -317,7 +317,7 @@ def test_nothing_outside_the_list_can_be_downloaded(source: ExampleSource, folde
 def test_no_folder_means_no_downloads(source: ExampleSource, tmp_path: Path) -> None:
     [answer] = get(source, f"/api/v1/checkpoints/{RUN}/config.json")
     assert answer.status_code == 404
-    assert Checkpoints(tmp_path / "missing").files(RUN) == ()
+    assert checkpoint_files(tmp_path / "missing", RUN) == ()
 
 
 # --- beside a gateway -------------------------------------------------------------------------------------------------

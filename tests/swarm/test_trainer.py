@@ -27,7 +27,6 @@ from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run, weights_digest
 from swarm.training.run.run_tables import DataConfig, InnerConfig, StartConfig
 from swarm.training.state.checkpoint import load_newest
-from swarm.training.state.endorsement import EndorsementFile
 from swarm.training.trainer_events import IntervalFailed, InvitationRefused
 from swarm_protocol.errors import ConfigError, IntegrityError, SessionError, StartError
 from swarm_protocol.identity import Identity
@@ -376,12 +375,10 @@ def test_member_with_a_lasting_key_keeps_evidence_and_endorsement_beside_it(
         pass
     (options,) = member_options
     assert options.evidence is not None
-    assert options.endorsements is not None
     options.evidence.keep("liar", b"proof")
-    options.endorsements.write(b"endorsement")
     folder = tmp_path / "my.key.votes" / trainer.run.run_id
     assert EvidenceFolder(folder / "evidence", trainer.run.text, "test").read() == [b"proof"]
-    assert EndorsementFile(folder).read() == b"endorsement"
+    assert options.endorsements == folder
 
 
 def test_member_with_a_key_of_one_session_keeps_nothing(run_path: Path, member_options: list[RunMemberOptions]) -> None:

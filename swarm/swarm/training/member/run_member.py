@@ -48,7 +48,7 @@ from swarm.training.run.signed_run import SignedRun
 from swarm.training.state.ancestry import seek_endorsement
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof, whom_to_ask
-from swarm.training.state.endorsement import EndorsementFile, Endorsements
+from swarm.training.state.endorsement import Endorsements
 from swarm.training.state.replica import Replica
 from swarm.training.state.replica_state import ReplicaState, check_genesis
 from swarm.training.state.run_context import RunContext, recall_history
@@ -68,11 +68,11 @@ class RunMemberOptions:
 
     `setup` is what the member trains with (`interval.prepare`); `RunMember.close` closes its inner loop. `clock`
     measures the intervals. `state` is the state to resume from, `certificate` its proof, and `history` those before it.
-    Without `promises`, a member that is started again with the same key could vote twice for one step;
-    without `evidence`, it forgets whom it convicted. `invitations` may let it enter the run at once. `endorsements`
-    keeps the author's newest endorsement. `max_bytes_per_s` is the limit that the node's operator set for sending or
-    for receiving, whichever is less. `chance` draws the leaves that this member audits: other members must not
-    be able to predict them, so only simulations set it.
+    Without `promises`, a member that is started again with the same key could vote twice for one step; without
+    `evidence`, it forgets whom it convicted. `invitations` may let it enter the run at once. `endorsements` is the
+    folder that keeps the author's newest endorsement. `max_bytes_per_s` is the limit that the node's operator set for
+    sending or for receiving, whichever is less. `chance` draws the leaves that this member audits: other members must
+    not be able to predict them, so only simulations set it.
     """
 
     setup: TrainingSetup
@@ -83,7 +83,7 @@ class RunMemberOptions:
     chunks: ChunkFolder | None = None
     promises: PromiseFile | None = None
     evidence: EvidenceFolder | None = None
-    endorsements: EndorsementFile | None = None
+    endorsements: Path | None = None
     invitations: tuple[RunInvitation, ...] = ()
     max_bytes_per_s: float = math.inf
     chance: random.Random = field(default_factory=random.SystemRandom)
@@ -94,7 +94,7 @@ class RunMemberOptions:
             self,
             promises=PromiseFile(votes),
             evidence=EvidenceFolder(evidence, run.text, network_id),
-            endorsements=EndorsementFile(votes),
+            endorsements=votes,
         )
 
 

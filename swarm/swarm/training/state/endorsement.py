@@ -24,49 +24,32 @@ from swarm.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
-
-class EndorsementFile:
-    """The stored endorsement of one run, in `folder`, which belongs to one run and one process. Both methods block."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path = folder / "endorsement.bin"
-
-    def read(self) -> bytes:
-        """Return the stored endorsement as it was signed; empty if there is none, or it cannot be read."""
-        try:
-            return self._path.read_bytes()
-        except FileNotFoundError:
-            return b""
-        except OSError as error:
-            logger.warning("the run's endorsement cannot be read from %s: %s", self._path, error)
-            return b""
-
-    def write(self, data: bytes) -> None:
-        """Replace the stored endorsement. A failure is only a warning, since other members have it, too."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            write_whole(self._path, (data,))
-        except OSError as error:
-            logger.warning("the run's endorsement cannot be kept in %s: %s", self._folder, error)
+_FILE_NAME = "endorsement.bin"
 
 
 class Endorsements:
-    """The newest endorsement of one run that a process knows. It is also kept in `store`, if there is one."""
+    """The newest endorsement of one run that a process knows. It is also kept in `folder`, if there is one, which
+    belongs to one run and one process."""
 
-    def __init__(self, store: EndorsementFile | None = None) -> None:
-        self._store = store
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
         self._data = b""
         self._expires_at = 0.0
         self.newest: Endorsement | None = None
 
     def recall(self, signatures: RunSignatures, now: float) -> None:
-        """Take the endorsement in the store, unless it is no longer valid. Blocks."""
-        if data := self._store.read() if self._store is not None else b"":
-            try:
-                self._keep(data, signatures, now)
-            except (PeerViolation, IntegrityError) as error:
-                logger.warning("the endorsement that this member kept is not valid: %s", error)
+        """Take the endorsement in the folder, unless it is no longer valid. Blocks."""
+        if self._folder is None:
+            return
+        path = self._folder / _FILE_NAME
+        try:
+            self._keep(path.read_bytes(), signatures, now)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            logger.warning("the run's endorsement cannot be read from %s: %s", path, error)
+        except (PeerViolation, IntegrityError) as error:
+            logger.warning("the endorsement that this member kept is not valid: %s", error)
 
     def take(self, data: bytes, signatures: RunSignatures, now: float) -> bool:
         """Take an endorsement that a peer shows. Return whether it is newer than the one known.
@@ -76,8 +59,12 @@ class Endorsements:
         if data == self._data:
             return False
         is_new = self._keep(data, signatures, now)
-        if is_new and self._store is not None:
-            self._store.write(data)
+        if is_new and self._folder is not None:
+            try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                write_whole(self._folder / _FILE_NAME, (data,))
+            except OSError as error:  # other members have it, too
+                logger.warning("the run's endorsement cannot be kept in %s: %s", self._folder, error)
         return is_new
 
     def shown(self, now: float) -> bytes:

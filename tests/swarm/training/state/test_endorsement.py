@@ -31,7 +31,6 @@ from swarm.training.state.ancestry import LATE_S, STRANGERS_S, Anchor, links_fro
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.endorsement import (
-    EndorsementFile,
     Endorsements,
     read_endorsement,
 )
@@ -360,9 +359,8 @@ def test_endorsement_reaches_all_members_and_changes_no_history(tmp_path: Path) 
                     first.state_digest.hex(),
                     False,
                 )
-            store = EndorsementFile(tmp_path / "votes")
-            assert Endorsements(store).take(data, signatures, now)
-            recalled = Endorsements(store)
+            assert Endorsements(tmp_path / "votes").take(data, signatures, now)
+            recalled = Endorsements(tmp_path / "votes")
             recalled.recall(signatures, now)
             assert recalled.newest == first
 

@@ -13,7 +13,7 @@ from swarm_protocol.identity import short_id
 from swarm_node.formatting import day
 from swarm_node.metrics.metric_registry import Reading
 from swarm_node.node import Node
-from swarm_node.storage.server_evidence import ConvictedServersFolder
+from swarm_node.storage.server_evidence import convicted_servers
 
 MAX_LINE_CHARS = 200
 """The protocol's limit for a line of a status."""
@@ -22,7 +22,7 @@ MAX_LINE_CHARS = 200
 @asynccontextmanager
 async def kept_convictions(node: Node) -> AsyncIterator[ServerConvictions]:
     """Hold the evidence while the context lasts, and report it in the node's events, status and metrics."""
-    store = ConvictedServersFolder(node.home.convicted_servers, node.network.network_id)
+    store = convicted_servers(node.home.convicted_servers, node.network.network_id)
     held = ServerConvictions(node.network, node.membership, store=store)
     held.watch(lambda ban: _tell(node, ban))
     node.activity.convicted_servers = lambda: tuple(

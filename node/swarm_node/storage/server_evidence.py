@@ -41,16 +41,11 @@ def files_of_networks(folder: Path) -> list[Path]:
     return [path for network in networks[:MAX_NETWORKS] for path in files_in(network, limits.MAX_SERVER_BANS)]
 
 
-class ConvictedServersFolder(EvidenceFolder):
-    """Keeps evidence about servers in a subdirectory of `folder` for one network.
-
-    So files of other networks do not count against this network's limit, and a server may be convicted in several
-    networks.
-    """
-
-    def __init__(self, folder: Path, network_id: str) -> None:
-        of_network = folder / hashlib.sha256(network_id.encode()).hexdigest()[:16]
-        super().__init__(of_network, "", network_id, max_files=limits.MAX_SERVER_BANS)
+def convicted_servers(folder: Path, network_id: str) -> EvidenceFolder:
+    """Return the subdirectory of `folder` for one network's evidence about servers. So files of other networks do not
+    count against this network's limit, and a server may be convicted in several networks."""
+    of_network = folder / hashlib.sha256(network_id.encode()).hexdigest()[:16]
+    return EvidenceFolder(of_network, "", network_id, max_files=limits.MAX_SERVER_BANS)
 
 
 def keep_answer(folder: Path, peer_id: str, network_id: str, evidence: bytes) -> None:

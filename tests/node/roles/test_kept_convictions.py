@@ -17,7 +17,7 @@ from swarm_node.metrics.metric_registry import Registry
 from swarm_node.node import Activity, Node
 from swarm_node.roles.kept_convictions import kept_convictions
 from swarm_node.storage.home import Home
-from swarm_node.storage.server_evidence import ConvictedServersFolder, files_of_networks
+from swarm_node.storage.server_evidence import convicted_servers, files_of_networks
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity, short_id
 
@@ -66,20 +66,20 @@ def test_convicted_server_is_reported_shown_counted_and_kept_over_a_restart(
 
 
 def test_file_that_convicts_nobody_is_reported_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ConvictedServersFolder(tmp_path, "test").keep(LIAR.peer_id, against_nobody(LIAR, "test", 1e9))
+    convicted_servers(tmp_path, "test").keep(LIAR.peer_id, against_nobody(LIAR, "test", 1e9))
     (path,) = files_of_networks(tmp_path)
     assert cli.run(["evidence", "verify", str(path)]) == 1
     assert "proves nothing: the statement is correct" in capsys.readouterr().err
 
 
 def test_folder_returns_its_network_s_evidence_and_removes_what_a_crash_left(tmp_path: Path) -> None:
-    folder, data = ConvictedServersFolder(tmp_path / "here", "test"), against(LIAR, "test", 1e9)
+    folder, data = convicted_servers(tmp_path / "here", "test"), against(LIAR, "test", 1e9)
     folder.keep(LIAR.peer_id, data)
     (kept,) = files_of_networks(tmp_path / "here")
     assert kept.parent.stat().st_mode & 0o777 == 0o700
     (kept.parent / "broken.evidence").write_bytes(b"no evidence")
     assert folder.read() == [data]
-    assert ConvictedServersFolder(tmp_path / "here", "another").read() == []
+    assert convicted_servers(tmp_path / "here", "another").read() == []
     half = kept.parent / f".{LIAR.peer_id}.evidence.partial"
     half.write_bytes(data[:10])
     folder.keep("another", data)
@@ -93,7 +93,7 @@ def test_evidence_of_another_network_displaces_none_and_is_listed(
 ) -> None:
     """A server may lie in both with one key, and evidence of one network must not displace that of the other."""
     monkeypatch.setattr(limits, "MAX_SERVER_BANS", 4)
-    full, here = ConvictedServersFolder(tmp_path, "another"), ConvictedServersFolder(tmp_path, "test")
+    full, here = convicted_servers(tmp_path, "another"), convicted_servers(tmp_path, "test")
     theirs, ours = against(LIAR, "another", 1e9), against(LIAR, "test", 1e9)
     for name in "ABCD":  # sorts before the liar's name
         full.keep(name, theirs)

@@ -25,7 +25,7 @@ from swarm_protocol.errors import PeerUnreachable, StartError, SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import Reachability
 
-from swarm.network.dht.own_records import AddressNews, OwnRecords
+from swarm.network.dht.own_records import OwnRecords, tell_address_changes
 from swarm.network.dht.record_dht import DhtCounts, RecordDht
 from swarm.network.dht.record_storage import RecordValidator
 from swarm.network.discovery.local_discovery import LocalDiscovery, LocalPeers, local_addrs
@@ -315,7 +315,7 @@ class Libp2pNetwork(SigningNetwork):
         start(self._paths.follow_relays())
         answers = await asyncio.gather(*(self._dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self._dht.refresh()
-        start(AddressNews(self._dht, self._watch.used_peers).run())
+        start(tell_address_changes(self._dht, self._watch.used_peers))
         met = [peer_id for peer_id, answered in zip(entry.peer_ids, answers, strict=True) if answered]
         watch = PartitionWatch(self._host, self._dht, self._given, self._network_id, self._records.publish_again)
         watch.begin(met, remembered)

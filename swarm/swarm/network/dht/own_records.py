@@ -4,8 +4,8 @@ A record of this node that is newer than its start, and that it did not sign, sh
 has to be newer by MAX_CLOCK_SKEW_S, since this machine's clock may have been set back before the start.
 
 Peers learn addresses from requests and answers of the DHT, and two peers may exchange none for minutes. So
-`AddressNews` tells new addresses at once to the peers in use, and to the nodes near this node's DHT id, which others
-ask for them.
+`tell_address_changes` tells new addresses at once to the peers in use, and to the nodes near this node's DHT id, which
+others ask for them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from itertools import islice
+from typing import NoReturn
 
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope, seal_record
@@ -102,18 +103,14 @@ class OwnRecords:
         self._published = {key: envelope for key, envelope in self._published.items() if envelope.holds_at(now)}
 
 
-class AddressNews:
-    """Tells peers when this node's own addresses have changed. `run` is a task of the network."""
+async def tell_address_changes(dht: RecordDht, used: Callable[[], Collection[str]]) -> NoReturn:
+    """Tell peers when this node's own addresses have changed. A task of the network.
 
-    def __init__(self, dht: RecordDht, used: Callable[[], Collection[str]]) -> None:
-        """`used` returns the peers that would look for this node if their connection was lost."""
-        self._dht = dht
-        self._used = used
-
-    async def run(self) -> None:
-        told = set(self._dht.known.own_addrs)
-        while True:
-            await asyncio.sleep(LOOK_S)
-            if (now := set(self._dht.known.own_addrs)) != told:
-                told = now
-                await asyncio.gather(*map(self._dht.ping, islice(self._used(), MAX_TOLD)), self._dht.refresh())
+    `used` returns the peers that would look for this node if their connection was lost.
+    """
+    told = set(dht.known.own_addrs)
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if (now := set(dht.known.own_addrs)) != told:
+            told = now
+            await asyncio.gather(*map(dht.ping, islice(used(), MAX_TOLD)), dht.refresh())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from swarm.network.dht.own_records import LOOK_S, MAX_TOLD, AddressNews
+from swarm.network.dht.own_records import LOOK_S, MAX_TOLD, tell_address_changes
 from swarm.network.dht.record_dht import RecordDht
 from swarm.testing import virtual_time
 
@@ -28,7 +28,7 @@ class FakeDht:
 def test_peers_in_use_get_a_change_and_nothing_else() -> None:
     async def main() -> None:
         dht, used = FakeDht(), ["a", "b"]
-        running = asyncio.create_task(AddressNews(cast("RecordDht", dht), lambda: used).run())
+        running = asyncio.create_task(tell_address_changes(cast("RecordDht", dht), lambda: used))
         await asyncio.sleep(10 * LOOK_S)
         dht.own_addrs = tuple(reversed(dht.own_addrs))
         await asyncio.sleep(10 * LOOK_S)

@@ -9,7 +9,6 @@ from urllib.request import urlopen
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
-from swarm.network.announcer import MembershipCounters
 from swarm.network.dht.record_dht import DhtCounts
 from swarm.network.link_diagnosis import SlowLink
 from swarm.network.relay.relay import RelayCounts
@@ -87,7 +86,7 @@ def whole_registry() -> Iterator[Registry]:
         kind: PeerPath(kind=kind, sent_bytes=1, received_bytes=2) for kind in PATH_KINDS if kind != "dialled back"
     }
     node.membership.known_rtts_ms = lambda paths: {"direct": 20.0, "relayed": 300.0}
-    node.membership.counters = MembershipCounters(num_publish_failures=1, num_malformed=2, num_dropped=3)
+    node.membership.num_publish_failures, node.membership.num_malformed, node.membership.num_dropped = 1, 2, 3
     relay = RelayCounts(throttled_s=2.5)
     relay.refusals["idle"] = 4
     network = MagicMock(traffic=Traffic(), relay_counts=relay, daemon_pid=1)

@@ -49,10 +49,9 @@ def read_node(node: Node) -> Iterator[Reading]:
     yield Reading("swarm_node_start_time_seconds", node.started_at)
     yield from _stats("swarm_peer_rtt_seconds", node.membership.all_known_rtts_s(), "min", "median", "max")
     yield from _rtts_by_path(node)
-    counters = node.membership.counters
-    yield Reading("swarm_membership_publish_failures_total", counters.num_publish_failures)
-    yield Reading("swarm_membership_records_malformed_total", counters.num_malformed)
-    yield Reading("swarm_membership_records_dropped_total", counters.num_dropped)
+    yield Reading("swarm_membership_publish_failures_total", node.membership.num_publish_failures)
+    yield Reading("swarm_membership_records_malformed_total", node.membership.num_malformed)
+    yield Reading("swarm_membership_records_dropped_total", node.membership.num_dropped)
 
 
 def _rtts_by_path(node: Node) -> Iterator[Reading]:

@@ -47,15 +47,6 @@ full. With one record, that is every five minutes, and less often for the node r
 SEES_NOBODY = "no peer took it: this node sees no peer, or its clock is ahead of theirs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MembershipCounters:
-    """Tolerated failures since the start. A healthy node has zeros, except for failures while it is alone."""
-
-    num_publish_failures: int  # publications that no peer took in time; each was tried again
-    num_malformed: int  # validly signed but malformed records of others
-    num_dropped: int  # records of others beyond MAX_LISTED_PEERS or MAX_VIEW_BYTES
-
-
 @dataclass(slots=True)
 class _Announced:
     record: Record

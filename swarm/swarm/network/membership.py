@@ -35,7 +35,7 @@ from swarm_protocol.records import (
     root_key,
 )
 
-from swarm.network.announcer import Announcer, MembershipCounters
+from swarm.network.announcer import Announcer
 from swarm.network.interface import Network
 from swarm.network.round_trips import RoundTrips
 from swarm.newest_items import NewestItems
@@ -90,13 +90,16 @@ class Membership:
     context publishes that this node leaves. A failed publication is counted, logged and retried. If a bug ends the
     publishing task, the bug is logged, the task that entered the context is cancelled, and the context raises
     SwarmError.
+
+    `num_malformed` counts records of others that were signed but malformed, and `num_dropped` those beyond
+    MAX_LISTED_PEERS or MAX_VIEW_BYTES.
     """
 
     def __init__(self, network: Network) -> None:
         self._network = network
         self._announcer = Announcer(network)
-        self._num_malformed = 0
-        self._num_dropped = 0
+        self.num_malformed = 0
+        self.num_dropped = 0
         self._warned_of = set[str]()  # signers of malformed records
         self._views = NewestItems[tuple[Kind, str], dict[str, _Seen]](MAX_VIEWS)
         self._samples = NewestItems[str, dict[str, _Seen]](MAX_VIEWS)
@@ -134,13 +137,9 @@ class Membership:
             raise
 
     @property
-    def counters(self) -> MembershipCounters:
-        """Return the current counters."""
-        return MembershipCounters(
-            num_publish_failures=self._announcer.num_failures,
-            num_malformed=self._num_malformed,
-            num_dropped=self._num_dropped,
-        )
+    def num_publish_failures(self) -> int:
+        """The number of publications that no peer took in time. Each was tried again."""
+        return self._announcer.num_failures
 
     # --- what this node says ----------------------------------------------------------------------------------------
 
@@ -286,7 +285,7 @@ class Membership:
         smallest = sorted(sizes, key=sizes.__getitem__)
         totals = accumulate(sizes[peer_id] for peer_id in smallest)
         fits = {peer_id for peer_id, total in zip(smallest, totals, strict=True) if total <= MAX_VIEW_BYTES}
-        self._num_dropped += len(sizes) - len(fits)
+        self.num_dropped += len(sizes) - len(fits)
         for peer_id in view.keys() - fits:
             del view[peer_id]
         return [envelope for envelope in found if envelope.peer_id in fits]
@@ -294,7 +293,7 @@ class Membership:
     def _remember(self, view: dict[str, _Seen], envelope: Envelope) -> None:
         known = view.get(envelope.peer_id)
         if known is None and len(view) >= MAX_LISTED_PEERS:
-            self._num_dropped += 1
+            self.num_dropped += 1
             return
         # of two records with one issue time, the one found later counts, since it has replaced the other in the DHT
         if known is not None and (
@@ -305,7 +304,7 @@ class Membership:
         try:
             record = read_record(envelope)
         except PeerViolation as violation:
-            self._num_malformed += 1
+            self.num_malformed += 1
             if envelope.peer_id not in self._warned_of and len(self._warned_of) < MAX_WARNED_OF:
                 self._warned_of.add(envelope.peer_id)
                 logger.warning("skipped a record of %s: %s", envelope.peer_id, violation)

@@ -375,7 +375,7 @@ async def test_records_that_are_forged_or_from_tomorrow_are_ignored(found: World
         await found.network.offer(key, sealed(name, found.network.now()))
         await found.looks(2)
         assert [node.name for node in found.collector.nodes()] == ["alder"]
-    assert found.membership.counters.num_malformed == 3
+    assert found.membership.num_malformed == 3
     assert found.collector.overview().stale is None
 
     await found.join("<b>&amp;")  # the writer of HTML has to escape it

@@ -76,10 +76,6 @@ class DialPolicy:
         is_worth = self.takes(relay_addr_of(addr))
         return addr if is_worth else f"/p2p/{relay_of(addr)}/p2p-circuit"
 
-    def worth_dialling(self, addrs: Iterable[str]) -> tuple[str, ...]:
-        """Return the direct addresses among `addrs` that this node dials."""
-        return tuple(addr for addr in self.worth_knowing(addrs) if not is_relayed(addr))
-
     def worth_knowing(self, addrs: Iterable[str]) -> tuple[str, ...]:
         """Return those of `addrs` that this node dials, including relayed ones."""
         return tuple(filter(self.takes, dialable(addrs)))

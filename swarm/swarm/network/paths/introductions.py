@@ -266,7 +266,7 @@ class Introductions:
 
     def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:
         """Return the addresses to try: for each IP version those at one public and at one private IP."""
-        return _one_ip_of_each(is_private, _direct(self._here.policy().worth_dialling(addrs)))[:MAX_ADDRS]
+        return _one_ip_of_each(is_private, _direct(self._here.policy().worth_knowing(addrs)))[:MAX_ADDRS]
 
 
 def _direct(addrs: Iterable[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -15,7 +15,7 @@ from swarm.network.traffic import PeerPath
 from swarm.training.run.signed_run import SignedRun
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.reader import ContributionTotal, Turnover
-from swarm_node.dashboard.history.recorder import SeriesSample, StepFact
+from swarm_node.dashboard.history.recorder import Fact, PresenceFact, RefusalFact, SamplesFact, SeriesSample, StepFact
 from swarm_node.dashboard.history.store import HistoryError
 from swarm_node.dashboard.run_follower import FetchRun
 from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, Series, StepView
@@ -49,20 +49,18 @@ class PlainHistory:
     def problem(self) -> HistoryError | None:
         return self.failure
 
-    def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
-        self.present.append(frozenset(peer_ids))
-
-    def record_samples(self, samples: Iterable[SeriesSample], at: float) -> None:
-        self.samples.append((at, list(samples)))
-
-    def record_step(self, step: StepFact) -> None:
-        self.told_steps[step.run, step.step.outer_step] = step
-
-    def record_refusal(self, run: str, refusal: RefusalView) -> None:
-        self.told_refusals.append(refusal)
-
-    def record_change(self, change: ChangeEvent) -> None:
-        self.told.append(change)
+    def record(self, fact: Fact) -> None:
+        match fact:
+            case PresenceFact():
+                self.present.append(fact.peer_ids)
+            case SamplesFact():
+                self.samples.append((fact.at, list(fact.samples)))
+            case StepFact():
+                self.told_steps[fact.run, fact.step.outer_step] = fact
+            case RefusalFact():
+                self.told_refusals.append(fact.refusal)
+            case ChangeEvent():
+                self.told.append(fact)
 
     async def turnover(self) -> Turnover | None:
         if self.failure is not None:

@@ -25,6 +25,7 @@ from swarm_protocol.records import NodeRecord
 from swarm_node.dashboard.checkpoints import checkpoint_files
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_STEPS, Turnover
+from swarm_node.dashboard.history.recorder import PresenceFact, SamplesFact
 from swarm_node.dashboard.history.store import sqlite_file, url_of
 from swarm_node.dashboard.model_views import current_view, server_view
 from swarm_node.dashboard.run_follower import FetchRun, RunFollower
@@ -210,11 +211,11 @@ class Collector:
         await self._manifests.close()
 
     def _record(self, views: SnapshotViews, at: float) -> None:
-        self._history.record_samples(series_samples(views), at)
+        self._history.record(SamplesFact(at, tuple(series_samples(views))))
         models = {name: detail.model for name, detail in views.models.items()}
         changes = self._changes.update(at, views.nodes, models, views.runs)
         for change in changes:
-            self._history.record_change(change)
+            self._history.record(change)
         self._record_nodes({peer_id for peer_id, node in views.nodes.items() if node.state == "alive"}, changes, at)
 
     def _record_nodes(self, present: set[str], changes: list[ChangeEvent], at: float) -> None:
@@ -223,9 +224,9 @@ class Collector:
         if self._changes.is_settling:
             return
         if self._found_early:
-            self._history.record_nodes(present - self._found_early, at)
+            self._history.record(PresenceFact(at, frozenset(present - self._found_early)))
             self._found_early.clear()
-        self._history.record_nodes(present, at)
+        self._history.record(PresenceFact(at, frozenset(present)))
 
     async def _recall(self) -> None:
         """Read the newest history. The next poll shows it; no poll waits for it."""

@@ -26,7 +26,7 @@ from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_STEPS
-from swarm_node.dashboard.history.recorder import StepFact
+from swarm_node.dashboard.history.recorder import RefusalFact, StepFact
 from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, active, end_of, num_parameters, step_view
 from swarm_node.dashboard.views import RefusalView, StepView
 from swarm_node.formatting import shown
@@ -155,7 +155,7 @@ class FollowedRun:
                 refusal, outer_step=report.outer_step, at=at, name=name, by_peer_id=peer_id, reason=reason
             )
             self.refusals.appendleft(view)
-            self.history.record_refusal(self.run_id, view)
+            self.history.record(RefusalFact(self.run_id, view))
         step = self._open_step(report.outer_step)
         if step is not None:
             step.reports[peer_id] = report
@@ -183,7 +183,7 @@ class FollowedRun:
         view = step_view(committed, before, step.reports, step.losses, parameters, known.at if known else at)
         later = [each for each in self.steps if each.outer_step > outer_step]
         self.steps = deque([*earlier, view, *later], maxlen=MAX_STEPS)
-        self.history.record_step(
+        self.history.record(
             StepFact(
                 run=self.run_id,
                 group=committed.group,

@@ -222,7 +222,7 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
         async with world() as found:
             for number in (1, 2):
                 view = step(number, at + number)
-                found.history.record_step(StepFact(run="story", group=("ann", "bob"), tokens={"ann": 7}, step=view))
+                found.history.record(StepFact(run="story", group=("ann", "bob"), tokens={"ann": 7}, step=view))
             await found.looks()
             assert found.collector.overview().runs == ()
             detail = await detail_of(found, "story")

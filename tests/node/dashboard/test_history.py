@@ -13,7 +13,7 @@ from support.history_places import place, postgres  # noqa: F401
 from swarm_node.dashboard.history import reader
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import Turnover
-from swarm_node.dashboard.history.recorder import SeriesSample, StepFact
+from swarm_node.dashboard.history.recorder import PresenceFact, RefusalFact, SamplesFact, SeriesSample, StepFact
 from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
 from swarm_node.dashboard.history.writer import WriterTiming
 from swarm_node.dashboard.views import ChangeEvent, RefusalView, StepView
@@ -97,9 +97,9 @@ def counts(turnover: Turnover) -> tuple[int, int]:
 
 def test_presence_follows_from_looks(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
-        history.record_nodes({"ada", "ben"}, NOW - 500)
-        history.record_nodes({"ada", "cyd"}, NOW - 400)
-        history.record_nodes({"ada", "ben", "cyd"}, NOW - 300)
+        history.record(PresenceFact(NOW - 500, frozenset({"ada", "ben"})))
+        history.record(PresenceFact(NOW - 400, frozenset({"ada", "cyd"})))
+        history.record(PresenceFact(NOW - 300, frozenset({"ada", "ben", "cyd"})))
 
     async def ask(history: DashboardHistory) -> None:
         ben = await history.presence("ben")
@@ -123,16 +123,16 @@ def test_presence_continues_over_a_short_restart_and_ends_in_a_long_one(place: P
         ]
         assert counts(await history.turnover()) == (0, 1)
 
-    remembered(place, lambda history: history.record_nodes({"ada", "ben"}, NOW - 9000), nothing)
-    remembered(place, lambda history: history.record_nodes({"ada"}, NOW - 8900), nothing)
-    remembered(place, lambda history: history.record_nodes({"ada", "ben"}, NOW - 100), ask)
+    remembered(place, lambda history: history.record(PresenceFact(NOW - 9000, frozenset({"ada", "ben"}))), nothing)
+    remembered(place, lambda history: history.record(PresenceFact(NOW - 8900, frozenset({"ada"}))), nothing)
+    remembered(place, lambda history: history.record(PresenceFact(NOW - 100, frozenset({"ada", "ben"}))), ask)
 
 
 def test_presence_survives_a_clock_that_was_a_day_ahead(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
-        history.record_nodes({"ada"}, NOW + DAY_S)
-        history.record_nodes({"ada"}, NOW)
-        history.record_nodes(set(), NOW + 5)
+        history.record(PresenceFact(NOW + DAY_S, frozenset({"ada"})))
+        history.record(PresenceFact(NOW, frozenset({"ada"})))
+        history.record(PresenceFact(NOW + 5, frozenset()))
 
     async def ask(history: DashboardHistory) -> None:
         spans = await history.presence("ada")
@@ -145,8 +145,8 @@ def test_presence_survives_a_clock_that_was_a_day_ahead(place: Path | str) -> No
 def test_series_averages_and_leaves_gaps(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         for ago, value in [(60, 1.0), (59, 3.0), (30, 8.0), (0, math.nan), (0, math.inf), (0, 1e300)]:
-            history.record_samples([SeriesSample(name="tokens_per_s", unit="tok/s", value=value)], NOW - ago)
-        history.record_samples([SeriesSample(name="tokens_per_s", unit="tok/s", value=5.0)], math.nan)
+            history.record(SamplesFact(NOW - ago, (SeriesSample(name="tokens_per_s", unit="tok/s", value=value),)))
+        history.record(SamplesFact(math.nan, (SeriesSample(name="tokens_per_s", unit="tok/s", value=5.0),)))
 
     async def ask(history: DashboardHistory) -> None:
         fine = await history.series("tokens_per_s", 0.05)
@@ -176,7 +176,7 @@ def test_steps_are_evenly_chosen_with_both_ends(
 
     def tell(history: DashboardHistory) -> None:
         for number in range(1, 54):
-            history.record_step(step(number))
+            history.record(step(number))
 
     async def ask(history: DashboardHistory) -> None:
         steps = await history.steps("run-1", limit=10_000)
@@ -194,10 +194,10 @@ def test_steps_are_evenly_chosen_with_both_ends(
 
 def test_step_recorded_again_adds_its_new_values_and_counts_once(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
-        history.record_step(step(1, loss=math.nan))
-        history.record_step(step(1, phases_s={"reduce": 2.5}, seconds=60.0))
-        history.record_step(step(1, bytes_per_parameter=0.5))
-        history.record_step(step(1, validation_loss=1.25))
+        history.record(step(1, loss=math.nan))
+        history.record(step(1, phases_s={"reduce": 2.5}, seconds=60.0))
+        history.record(step(1, bytes_per_parameter=0.5))
+        history.record(step(1, validation_loss=1.25))
 
     async def ask(history: DashboardHistory) -> None:
         (found,) = await history.steps("run-1")
@@ -213,9 +213,9 @@ def test_step_recorded_again_adds_its_new_values_and_counts_once(place: Path | s
 
 def test_contribution_is_of_all_runs(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
-        history.record_step(step(1))
-        history.record_step(step(2, tokens={}))
-        history.record_step(step(1, run="run-2", group=("ada",), tokens={"ada": 2**70, "eve": 5}))
+        history.record(step(1))
+        history.record(step(2, tokens={}))
+        history.record(step(1, run="run-2", group=("ada",), tokens={"ada": 2**70, "eve": 5}))
 
     async def ask(history: DashboardHistory) -> None:
         ada = await history.contribution("ada")
@@ -229,9 +229,9 @@ def test_contribution_is_of_all_runs(place: Path | str) -> None:  # noqa: F811
 def test_refusals_and_happenings_come_newest_first(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         for number in range(150):
-            history.record_refusal("run-1", refusal(number))
-            history.record_refusal("run-1", refusal(number, reason="told again"))
-            history.record_change(ChangeEvent(at=NOW + number, kind="join", peer_id=None, words=f"no {number}"))
+            history.record(RefusalFact("run-1", refusal(number)))
+            history.record(RefusalFact("run-1", refusal(number, reason="told again")))
+            history.record(ChangeEvent(at=NOW + number, kind="join", peer_id=None, words=f"no {number}"))
 
     async def ask(history: DashboardHistory) -> None:
         refusals = await history.refusals("run-1")
@@ -246,7 +246,7 @@ def test_change_dated_ahead_by_a_wrong_clock_hides_no_later_one(place: Path | st
     def tell(history: DashboardHistory) -> None:
         for number in range(21):
             at = NOW + number if number else NOW + 300 * DAY_S
-            history.record_change(ChangeEvent(at=at, kind="join", peer_id=None, words=f"no {number}"))
+            history.record(ChangeEvent(at=at, kind="join", peer_id=None, words=f"no {number}"))
 
     async def ask(history: DashboardHistory) -> None:
         assert [each.words for each in await history.changes()] == [f"no {number}" for number in range(20, 0, -1)]
@@ -256,12 +256,12 @@ def test_change_dated_ahead_by_a_wrong_clock_hides_no_later_one(place: Path | st
 
 def test_hostile_names_are_stored_as_plain_data(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
-        history.record_nodes(HOSTILE, NOW - 10)
+        history.record(PresenceFact(NOW - 10, frozenset(HOSTILE)))
         for number, name in enumerate(HOSTILE):
-            history.record_samples([SeriesSample(name=name, unit=name, value=float(number))], NOW)
-            history.record_step(step(1, run=name, digest=name, group=(name,), tokens={name: 7}, phases_s={name: 1.0}))
-            history.record_refusal(name, refusal(1, peer_id=name, name=name, by_peer_id=name, reason=name))
-            history.record_change(ChangeEvent(at=NOW, kind="run", peer_id=name, words=name))
+            history.record(SamplesFact(NOW, (SeriesSample(name=name, unit=name, value=float(number)),)))
+            history.record(step(1, run=name, digest=name, group=(name,), tokens={name: 7}, phases_s={name: 1.0}))
+            history.record(RefusalFact(name, refusal(1, peer_id=name, name=name, by_peer_id=name, reason=name)))
+            history.record(ChangeEvent(at=NOW, kind="run", peer_id=name, words=name))
 
     async def ask(history: DashboardHistory) -> None:
         for number, name in enumerate(HOSTILE):
@@ -284,7 +284,7 @@ def test_hostile_names_are_stored_as_plain_data(place: Path | str) -> None:  # n
 
 def test_series_of_a_history_over_its_size_limit_have_only_remaining_buckets(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
-        history.record_samples([SeriesSample(name="tokens_per_s", unit="tok/s", value=1.0)], NOW)
+        history.record(SamplesFact(NOW, (SeriesSample(name="tokens_per_s", unit="tok/s", value=1.0),)))
 
     async def ask(history: DashboardHistory) -> None:
         for squeeze, widths_s in ((1, (60, 60, 3600)), (2, (60, 3600, 3600))):
@@ -300,7 +300,9 @@ def test_series_of_a_history_over_its_size_limit_have_only_remaining_buckets(pla
 
 def test_series_beyond_the_bound_are_dropped(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
-        history.record_samples([SeriesSample(name=f"s{number:03}", unit="", value=1.0) for number in range(30)], NOW)
+        history.record(
+            SamplesFact(NOW, tuple(SeriesSample(name=f"s{number:03}", unit="", value=1.0) for number in range(30)))
+        )
 
     async def ask(history: DashboardHistory) -> None:
         assert await history.series("s019", 1) is not None
@@ -314,15 +316,15 @@ def test_old_rows_are_deleted_and_older_ones_become_coarser(place: Path | str) -
         clock = Clock()
         limits = RetentionLimits(max_age_s=10 * DAY_S, steps_in_full=10, max_refusals=5, max_changes=5)
         async with DashboardHistory(place, clock=clock, limits=limits, timing=WriterTiming(tidy_s=0.05)) as history:
-            history.record_nodes({"old"}, NOW)
-            history.record_nodes({"new"}, NOW + 1)
-            history.record_samples([SeriesSample(name="s", unit="", value=1.0)], NOW)
-            history.record_step(step(1, at=NOW, run="over", group=("gone",)))
+            history.record(PresenceFact(NOW, frozenset({"old"})))
+            history.record(PresenceFact(NOW + 1, frozenset({"new"})))
+            history.record(SamplesFact(NOW, (SeriesSample(name="s", unit="", value=1.0),)))
+            history.record(step(1, at=NOW, run="over", group=("gone",)))
             for number in range(1, 41):
                 validated = 1.0 if number == 2 or number % 5 == 0 else None
-                history.record_step(step(number, at=NOW + 9 * DAY_S, validation_loss=validated))
-                history.record_refusal("run-1", refusal(number, at=NOW + 9 * DAY_S + number))
-                history.record_change(ChangeEvent(at=NOW + 9 * DAY_S, kind="run", peer_id=None, words=str(number)))
+                history.record(step(number, at=NOW + 9 * DAY_S, validation_loss=validated))
+                history.record(RefusalFact("run-1", refusal(number, at=NOW + 9 * DAY_S + number)))
+                history.record(ChangeEvent(at=NOW + 9 * DAY_S, kind="run", peer_id=None, words=str(number)))
             assert await history.flushed(110)
             clock.now = NOW + 10 * DAY_S + 2 * HOUR_S
             async with asyncio.timeout(60):

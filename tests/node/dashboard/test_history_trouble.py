@@ -59,7 +59,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def say(history: DashboardHistory, words: str) -> None:
-    history.record_change(ChangeEvent(at=time.time(), kind="run", peer_id=None, words=words))
+    history.record(ChangeEvent(at=time.time(), kind="run", peer_id=None, words=words))
 
 
 async def words(history: DashboardHistory) -> list[str]:

@@ -10,22 +10,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from swarm_node.dashboard.history import reader
 from swarm_node.dashboard.history.reader import ContributionTotal, Turnover
-from swarm_node.dashboard.history.recorder import (
-    Fact,
-    PresenceFact,
-    RefusalFact,
-    SamplesFact,
-    SeriesSample,
-    StepFact,
-    finite,
-)
+from swarm_node.dashboard.history.recorder import Fact
 from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
 from swarm_node.dashboard.history.store import HistoryError, is_damage, reason, url_of
 from swarm_node.dashboard.history.writer import HistoryWriter, WriterTiming
@@ -92,26 +84,9 @@ class DashboardHistory:
         """Wait at most `wait_s` until everything recorded is written. Return whether it is."""
         return await asyncio.to_thread(self._writer.queue.wait_empty, wait_s)
 
-    def record_nodes(self, peer_ids: Iterable[str], at: float) -> None:
-        """Record all nodes that are there at `at`. Joins and departures since the last record follow from it."""
-        self._put(PresenceFact(at, frozenset(peer_ids)), at)
-
-    def record_samples(self, samples: Iterable[SeriesSample], at: float) -> None:
-        """Record numbers. Those that cannot be drawn are dropped."""
-        self._put(SamplesFact(at, tuple(sample for sample in samples if finite(sample.value) is not None)), at)
-
-    def record_step(self, step: StepFact) -> None:
-        self._put(step, step.step.at)
-
-    def record_refusal(self, run: str, refusal: RefusalView) -> None:
-        """Record a refusal. Only the first is kept for each outer step, peer, and peer that refused."""
-        self._put(RefusalFact(run, refusal), refusal.at)
-
-    def record_change(self, change: ChangeEvent) -> None:
-        self._put(change, change.at)
-
-    def _put(self, fact: Fact, at: float) -> None:
-        if math.isfinite(at) and abs(at) < 1e11:
+    def record(self, fact: Fact) -> None:
+        """Record a fact, unless no calendar has its time."""
+        if math.isfinite(fact.at) and abs(fact.at) < 1e11:
             self._writer.queue.put(fact)
 
     async def presence(self, peer_id: str) -> tuple[PresenceView, ...]:

@@ -49,8 +49,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeriesSample:
-    """One number of a series, such as `tokens_per_s` or `tokens_per_s/MODEL`. Values that are not finite are
-    dropped."""
+    """One number of a series, such as `tokens_per_s` or `tokens_per_s/MODEL`."""
 
     name: str
     unit: str
@@ -71,10 +70,14 @@ class StepFact:
     step: StepView
     tokens: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def at(self) -> float:
+        return self.step.at
+
 
 @dataclass(frozen=True, slots=True)
 class PresenceFact:
-    """All nodes that are there at `at`."""
+    """All nodes that are there at `at`. Joins and departures since the last such fact follow from it."""
 
     at: float
     peer_ids: frozenset[str]
@@ -82,7 +85,7 @@ class PresenceFact:
 
 @dataclass(frozen=True, slots=True)
 class SamplesFact:
-    """The values of several series at one time."""
+    """The values of several series at one time. Those that cannot be drawn are dropped."""
 
     at: float
     samples: tuple[SeriesSample, ...]
@@ -90,10 +93,15 @@ class SamplesFact:
 
 @dataclass(frozen=True, slots=True)
 class RefusalFact:
-    """A contribution to a run that a member refused."""
+    """A contribution to a run that a member refused. Only the first is kept for each outer step, peer, and peer that
+    refused."""
 
     run: str
     refusal: RefusalView
+
+    @property
+    def at(self) -> float:
+        return self.refusal.at
 
 
 Fact = PresenceFact | SamplesFact | StepFact | RefusalFact | ChangeEvent
@@ -163,6 +171,8 @@ class FactRecorder:
         units: dict[str, str] = {}
         for each in facts:
             for sample in each.samples:
+                if finite(sample.value) is None:
+                    continue
                 name = bounded(sample.name)
                 units[name] = bounded(sample.unit, 40)
                 for width_s in WIDTHS_S:

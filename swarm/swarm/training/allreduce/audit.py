@@ -34,7 +34,6 @@ from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundEr
 from swarm_protocol.hash_tree import HashTree
 from swarm_protocol.proof_messages import WrongReduction
 from swarm_protocol.reduction_messages import AuditDraw, AuditedSlice, PartStatement
-from swarm_protocol.training_messages import SignedGroup
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, Stream
@@ -62,7 +61,6 @@ class Auditing:
     def __init__(
         self,
         butterfly: Butterfly,
-        signed: SignedGroup,
         chance: random.Random,
         *,
         sign: Callable[[PartStatement], bytes],
@@ -70,8 +68,8 @@ class Auditing:
     ) -> None:
         self.butterfly = butterfly
         self._streams = butterfly.streams
-        self._signed = signed
-        self._group = signed.group
+        self._signed = butterfly.streams.signed
+        self._group = butterfly.streams.group
         self._chance = chance
         self._sign = sign
         self._read = read

@@ -76,6 +76,7 @@ class PartStreams:
     ) -> None:
         """Set up the streams. `tree` is the hash tree of the contribution, to whose root this member has committed."""
         self.me = connections.network.peer_id
+        self.signed = signed
         self.group = signed.group
         if not self.group.members[self.group.peer_ids.index(self.me)].num_tokens:
             delta_N = None
@@ -88,7 +89,6 @@ class PartStreams:
         self._began_at = asyncio.get_running_loop().time()
         self._heard_at = dict.fromkeys(signed.group.peer_ids, -math.inf)
         self._is_silent = {peer: asyncio.Event() for peer in signed.group.peer_ids}
-        self._signed = signed
         self._delta_N = delta_N
         self._executor = executor
         on_cpu = delta_N is not None and delta_N.device.type == "cpu"
@@ -112,7 +112,7 @@ class PartStreams:
 
     def opening(self, kind: OpeningKind, part: int, *, frame: int = 0, proof: bytes = b"") -> ReduceOpening:
         """Return the opening of a stream of this reduction."""
-        digest = self._signed.digest
+        digest = self.signed.digest
         return ReduceOpening(kind=kind, part=part, step=self.group.step, group_digest=digest, frame=frame, proof=proof)
 
     def slices_opening(self, kind: OpeningKind, part: int) -> ReduceOpening:

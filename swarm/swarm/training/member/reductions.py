@@ -110,7 +110,6 @@ class Reductions:
         butterfly = Butterfly(streams, partial(self._failed, group.attempt))
         auditing = Auditing(
             butterfly,
-            signed,
             context.chance,
             sign=lambda statement: context.signatures.sign(statement, context.network.now()),
             read=lambda data: context.signatures.read(PartStatement, data, context.network.now()),

@@ -195,7 +195,9 @@ async def _live(config: Config, home: Home, emitter: Emitter, role: NodeRole, sh
         with metrics.reading(partial(read_starting, config.network_id, identity.peer_id)):
             machine = await _machine(config, home, role)
             steps.done("hardware", str(machine))
-            limits = _limits(config)
+            limits = TrafficLimits(
+                up_bytes_per_s=config.max_upload or math.inf, down_bytes_per_s=config.max_download or math.inf
+            )
             traffic = Traffic(limits)
             month = MonthlyTraffic(home.traffic, time.time())
             network = await join_network(config, home, role, traffic, emitter, shutdown, on_nobody=nobody_answers)
@@ -277,10 +279,6 @@ def _examine(config: Config, home: Home, role: NodeRole) -> Hardware:
     from swarm_node.machine import probe  # noqa: PLC0415
 
     return probe.examine(config.device, home.cache, probe=config.probe, threads=config.threads)
-
-
-def _limits(config: Config) -> TrafficLimits:
-    return TrafficLimits(up_bytes_per_s=config.max_upload or math.inf, down_bytes_per_s=config.max_download or math.inf)
 
 
 async def _arrive(node: Node, network: Libp2pNetwork) -> None:

@@ -133,11 +133,9 @@ def flag(default: bool, about: str, *, implied: Any = _UNSET) -> Any:
 def free_table(name: str, default: Mapping[str, Any], about: str) -> Any:
     """Declare the table `name`, which may have any keys."""
     remedy = f"write its keys below a line [{name}]"
-    return field(default_factory=lambda: default, metadata=describe(about, _is_table, remedy))
-
-
-def _is_table(value: object) -> bool:
-    return isinstance(value, Mapping)
+    return field(
+        default_factory=lambda: default, metadata=describe(about, lambda value: isinstance(value, Mapping), remedy)
+    )
 
 
 def check_fields(table: Any, name: str) -> SettingChecks:

@@ -148,7 +148,8 @@ class Fetcher:
         raise RoundError(f"the state's manifest cannot be fetched: {reasons or 'there are no donors'}")
 
     async def _manifest_of(self, donor: str, digest: bytes, num_values: int) -> Manifest:
-        request, most = ManifestRequest(state_digest=digest).to_bytes(), _max_manifest_bytes(num_values)
+        request = ManifestRequest(state_digest=digest).to_bytes()
+        most = 4 + MAX_HEAD_BYTES + -(-8 * num_values // CHUNK_BYTES) * limits.DIGEST_BYTES
         data = await self._network.call(
             donor, self._methods.manifest, request, timeout_s=PIECE_TIMEOUT_S, max_bytes=most
         )
@@ -228,7 +229,3 @@ def _named(data: bytes, digest: bytes) -> Manifest:
     if _digest(data) != digest:
         raise IntegrityError("its manifest does not match the digest")
     return Manifest.from_bytes(data)
-
-
-def _max_manifest_bytes(num_values: int) -> int:
-    return 4 + MAX_HEAD_BYTES + -(-8 * num_values // CHUNK_BYTES) * limits.DIGEST_BYTES

@@ -44,8 +44,10 @@ def shown(open_lab: OpenLab) -> Iterator[Shown]:
         public, second = nodes.talkers("open1", "open2", peers=seed.public)
         peers = (*seed.public, *public.public, *second.public)
         here, home2, symmetric = nodes.talkers("home1", "home2", "sym1", peers=peers)
-        doctors = [nodes.start(host, "doctor", *NETWORK, peers=peers, port=4002) for host in MEANINGS]
-        examined = {doctor.host: _reachability(doctor) for doctor in doctors}
+        # one after another: a peer dials back for one node at a time, and refuses one that would wait for over 2 s
+        examined = {
+            host: _reachability(nodes.start(host, "doctor", *NETWORK, peers=peers, port=4002)) for host in MEANINGS
+        }
         others = {"open1": public, "home2": home2, "sym1": symmetric}
         for node in others.values():
             call = here.tell("call", peer=node.peer_id, num=NUM_CALLS, pause_s=0.05, num_bytes=CALL_BYTES)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
@@ -214,7 +215,8 @@ class Member:
 
 
 class Swarm:
-    """Starts, kills and joins the members of one run. Use as an async context manager in virtual time."""
+    """Starts, kills and joins the members of one run. Use as an async context manager in virtual time. All chance
+    follows from `seed`."""
 
     def __init__(
         self,
@@ -228,7 +230,7 @@ class Swarm:
         self.run = signed(run)
         self.internet = MemoryInternet(default_link=link, detection_s=detection_s, seed=seed)
         self.members: dict[str, Member] = {}
-        self.script = script
+        self.script, self._seed = script, seed
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Swarm:
@@ -280,6 +282,7 @@ class Swarm:
                 promises=promises,
                 evidence=evidence,
                 invitations=invitations,
+                chance=random.Random(f"{self._seed}/{name}"),
             ),
             failpoints=self.script.hook(name) if self.script else no_failpoints,
         )

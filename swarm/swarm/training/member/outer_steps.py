@@ -11,10 +11,11 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 
-from swarm_protocol.errors import IntegrityError, PeerTimeout, PeerUnreachable, SwarmError
+from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
+from swarm.ended_tasks import unless
 from swarm.evidence_folder import EvidenceFolder
 from swarm.network.membership import Membership
 from swarm.training.evidence.bans import Ban
@@ -35,7 +36,7 @@ from swarm.training.round.round_events import Convicted, GiveUp
 from swarm.training.round.round_state import RoundSetup, rest_after
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext, recall_promise, setup_of
-from swarm.training.state.state_sync import SyncResult, fetch_state, newest_shown
+from swarm.training.state.state_sync import SyncResult, fetch_state
 from swarm.training.trainer_events import StateFetched, Waiting
 
 STATE_LOST = (
@@ -47,10 +48,6 @@ NO_SECOND_BEGINNING = (
     "trying again, since this member must not begin the run a second time; if the members that have the state are gone "
     "for good, restart this node to begin the run anew"
 )
-
-GONE_S = 3600.0
-"""Time after which a member without a state of its own no longer tries to get one that no peer shows any more. Those
-who have it may be cut off for a while or gone for good, and strangers may have made it up."""
 
 
 class OuterSteps:
@@ -86,7 +83,7 @@ class OuterSteps:
         """Runs this member's intervals; None before `run`."""
         self.report: RoundReport | None = None
         """The measurements of the newest committed round that this member took part in."""
-        self.is_stopping = False
+        self._stopping = asyncio.Event()
         self._intervals = intervals
         self._held_out = held_out
         self._membership = membership
@@ -131,7 +128,7 @@ class OuterSteps:
             effects=self._effects,
         )
         intervals.begin()
-        while replica.outer_step < replica.config.outer_steps and not (self.is_stopping and self._has_left()):
+        while replica.outer_step < replica.config.outer_steps and not (self._stopping.is_set() and self._has_left()):
             if await self._take_step(intervals, background):
                 break
         intervals.end()
@@ -140,7 +137,7 @@ class OuterSteps:
 
     def stop(self) -> None:
         """Leave with the current step, or with the next one."""
-        self.is_stopping = True
+        self._stopping.set()
         self._intervals.leave()
         if self.service.driver is not None:
             self.service.driver.leave()
@@ -154,7 +151,17 @@ class OuterSteps:
         """Adopt the state that `proof` certifies, or a later one: this member's own proposal, or else a copy fetched
         from others. Return None if neither can be had."""
         context, started = self.context, asyncio.get_running_loop().time()
-        if (reached := await self._fetch(proof, records)) is None:
+        self._lacks_since, is_alone = started, not context.replica.roster
+        fetching = fetch_state(context, self._membership, proof, records, self._on_lacking)
+        try:
+            # nobody waits for a member whose state has no roster
+            reached = await (unless(self._stopping, fetching) if is_alone else fetching)
+        except SwarmError as error:
+            self._not_fetched(proof, error, f"going on from outer step {context.replica.outer_step}")
+            return None
+        finally:
+            self._lacking = None
+        if reached is None:
             return None
         context.replica.adopt(reached.state, reached.proof)
         self._reports.probation(context.replica)
@@ -170,34 +177,13 @@ class OuterSteps:
             )
         return reached
 
-    async def _fetch(self, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult | None:
-        """Get the state for `move_to`. A member whose own state has no roster tries until it succeeds or is to leave,
-        or no peer has shown such a state for GONE_S: with others in its situation, it could begin the run a second
-        time. It never begins a run of which the author has endorsed a state."""
-        context, now, num_failed = self.context, asyncio.get_running_loop().time, 0
-        self._lacks_since = shown_at = now()
-        try:
-            while True:
-                try:
-                    return await fetch_state(context, self._membership, proof, records)
-                except SwarmError as error:
-                    is_gone = now() > shown_at + GONE_S and context.endorsements.newest is None
-                    # a state that is not the run's is no reason to wait for it
-                    goes_on = bool(context.replica.roster) or isinstance(error, IntegrityError) or is_gone
-                    self._not_fetched(proof, error, goes_on=goes_on)
-                    if goes_on or self.is_stopping:
-                        return None
-                self._lacking = proof
-                await asyncio.sleep(rest_after(num_failed))
-                num_failed += 1
-                shown, records = await newest_shown(context, self._membership)
-                if shown is not None:
-                    proof, shown_at = shown, now()
-        finally:
-            self._lacking = None
+    def _on_lacking(self, proof: Proof, error: SwarmError) -> None:
+        """Note that this member waits for its first state, and report that once."""
+        if self._lacking is None:
+            self._not_fetched(proof, error, NO_SECOND_BEGINNING)
+        self._lacking = proof
 
-    def _not_fetched(self, proof: Proof, error: SwarmError, *, goes_on: bool) -> None:
-        then = f"going on from outer step {self.context.replica.outer_step}" if goes_on else NO_SECOND_BEGINNING
+    def _not_fetched(self, proof: Proof, error: SwarmError, then: str) -> None:
         silent = (error.peer_id,) if isinstance(error, PeerTimeout | PeerUnreachable) else ()
         reason = f"it was committed, but {error.message}; {then}"
         self._reports.aborted(GiveUp(step=proof.origin.step, attempt=proof.attempt, reason=reason, missing=silent))
@@ -236,7 +222,7 @@ class OuterSteps:
         if reached.fetched is None:
             self._report_step(driver, reached.proof, intervals.latest, started)
         self._reports.scores(context.replica)
-        if reached.proof.outer_step == setup.step and not self.is_stopping:
+        if reached.proof.outer_step == setup.step and not self._stopping.is_set():
             self._held_out.soon(reached.state, background)
         intervals.adopted(fetched=reached.fetched is not None)
         self._announce()

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
 
 from swarm_compression.codec import Data
 from swarm_protocol.commit_messages import Outcome
-from swarm_protocol.errors import SwarmError
+from swarm_protocol.errors import IntegrityError, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.member_messages import StandingRequest
 from swarm_protocol.records import TrainerRecord
@@ -37,6 +37,7 @@ from swarm_protocol.training_messages import Group
 from swarm.network.membership import Membership
 from swarm.threads import in_executor
 from swarm.training.allreduce.parts import part_digests
+from swarm.training.round.round_state import rest_after
 from swarm.training.state.ancestry import Anchor, links_from, those_following, whom_a_newcomer_asks
 from swarm.training.state.certificate_history import Proof, most_supported, whom_to_ask
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
@@ -52,6 +53,9 @@ MAX_DONORS = 16
 NUM_RETRIES = 3
 RETRY_S = 1.0
 """Donors may be busy or restarting. If they are gone, the state is lost, and waiting longer does not bring it back."""
+GONE_S = 3600.0
+"""Time after which a member without a state of its own no longer tries to get one that no peer shows any more. Those
+who have it may be cut off for a while or gone for good, and strangers may have made it up."""
 MAX_CATCH_UP_LINKS = 4 * NUM_PARTS
 """Maximum certificates of a catch-up. Rounds that only admit members lie between those that have parts."""
 LINKS_S = 3 * CALL_TIMEOUT_S
@@ -69,21 +73,41 @@ class SyncResult:
 
 
 async def fetch_state(
-    context: RunContext, membership: Membership, proof: Proof, records: Mapping[str, TrainerRecord]
+    context: RunContext,
+    membership: Membership,
+    proof: Proof,
+    records: Mapping[str, TrainerRecord],
+    on_wait: Callable[[Proof, SwarmError], None],
 ) -> SyncResult:
     """Get the state that `proof` certifies, or a later one. `records` name further peers that may have it.
 
-    Raises RoundError if no peer gives it in several attempts: the members that committed it are gone.
+    A member whose own state has no roster tries until it succeeds, or no peer has shown such a state for GONE_S: with
+    others in its situation, it could begin the run a second time. It never begins a run of which the author has
+    endorsed a state. While it waits like this, `on_wait` is called after each failed attempt.
+
+    Raises the last attempt's SwarmError if no peer gives the state in several attempts: the members that committed it
+    are gone.
     """
-    for _ in range(NUM_RETRIES):
+    now = asyncio.get_running_loop().time
+    num_failed, shown_at = 0, now()
+    while True:
         try:
             return await _obtain(context, proof, records)
         except SwarmError as error:
             logger.warning("cannot get the state of outer step %d yet: %s", proof.outer_step, error)
-        await asyncio.sleep(RETRY_S)
-        later, records = await newest_shown(context, membership)
-        proof = max(proof, later or proof, key=lambda each: each.rank)
-    return await _obtain(context, proof, records)
+            if num_failed >= NUM_RETRIES:
+                is_gone = now() > shown_at + GONE_S and context.endorsements.newest is None
+                # a state that is not the run's is no reason to wait for it
+                if context.replica.roster or isinstance(error, IntegrityError) or is_gone:
+                    raise
+                on_wait(proof, error)
+        await asyncio.sleep(max(RETRY_S, rest_after(num_failed)))
+        num_failed += 1
+        shown, records = await newest_shown(context, membership)
+        if shown is not None:
+            # members without a state follow those that most voters show, which may be others by now
+            proof = max(proof, shown, key=lambda each: each.rank) if context.replica.roster else shown
+            shown_at = now()
 
 
 async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, TrainerRecord]) -> SyncResult:

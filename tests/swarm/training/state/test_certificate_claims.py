@@ -14,8 +14,8 @@ import pytest
 from support.training_swarm import Member, Swarm, assert_equal_steps, certificate_of, certified, config, interval_cost
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.member import outer_steps
 from swarm.training.run.methods import Methods
+from swarm.training.state import state_sync
 from swarm.training.state.ancestry import best_of, whom_a_newcomer_asks
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import (
@@ -195,7 +195,7 @@ def test_strangers_that_show_a_state_and_do_not_give_it_hold_up_the_start_of_a_r
 ) -> None:
     """Members that have no state cannot tell them from members of the run that are cut off."""
     caplog.set_level(logging.ERROR, logger="swarm")
-    monkeypatch.setattr(outer_steps, "GONE_S", 40.0)
+    monkeypatch.setattr(state_sync, "GONE_S", 40.0)
 
     async def main() -> None:
         async with Swarm(config(min_group=2, outer_steps=12)) as swarm, AsyncExitStack() as stack:

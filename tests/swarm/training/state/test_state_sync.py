@@ -138,8 +138,8 @@ def test_member_trains_on_from_the_last_step_that_it_could_reach(monkeypatch: py
     """Missed steps are adopted one by one, and the parts of the last one may be gone."""
     real, stranded = outer_steps.fetch_state, list[int]()
 
-    async def fetch_state(context: RunContext, membership: Membership, proof: Proof, records: Any) -> SyncResult:
-        reached = await real(context, membership, proof, records)
+    async def fetch_state(context: RunContext, membership: Membership, proof: Proof, *others: Any) -> SyncResult:
+        reached = await real(context, membership, proof, *others)
         if proof.outer_step == 2 and not stranded:
             stranded.append(proof.outer_step)
             context.replica.adopt(reached.state, reached.proof)

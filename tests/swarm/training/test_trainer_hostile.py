@@ -141,12 +141,15 @@ def test_member_that_refuses_every_reduction_stream_costs_at_most_three_attempts
 
 
 class Quitter(AlteredMember):
-    """Report ready each time, and announce that it leaves as soon as there is a group. With `accuses`, it blames one of
-    the others for this. `left` has the groups that it has left."""
+    """Report ready each time, and announce that it leaves as soon as there is a group. It blames those of the others
+    for this that `accused` returns, from these and the attempt. `left` has the groups that it has left."""
 
-    accuses = False
     context: RunContext
     left: set[bytes]
+
+    @staticmethod
+    def accused(_others: list[str], _attempt: int) -> tuple[str, ...]:
+        return ()
 
     async def _open_context(self) -> RunContext:
         self.context, self.left = await super()._open_context(), set()
@@ -182,7 +185,7 @@ class Quitter(AlteredMember):
             attempt=group.attempt,
             group_digest=event.signed.digest,
             reason="tired",
-            accused=(others[group.attempt % len(others)],) if self.accuses else (),
+            accused=self.accused(others, group.attempt),
         )
         tasks.create_task(self._tell(abort, others))
 
@@ -193,7 +196,19 @@ class Quitter(AlteredMember):
 
 
 class AccusingQuitter(Quitter):
-    accuses = True
+    """Blame another one each time."""
+
+    @staticmethod
+    def accused(others: list[str], attempt: int) -> tuple[str, ...]:
+        return (others[attempt % len(others)],)
+
+
+class PersistentQuitter(Quitter):
+    """Blame the same one each time, as a member does that cannot reach it."""
+
+    @staticmethod
+    def accused(others: list[str], _attempt: int) -> tuple[str, ...]:
+        return (others[0],)
 
 
 async def finished_beside(kind: type[Quitter]) -> list[Member]:
@@ -212,7 +227,7 @@ async def finished_beside(kind: type[Quitter]) -> list[Member]:
         return members
 
 
-@pytest.mark.parametrize("kind", [Quitter, AccusingQuitter])
+@pytest.mark.parametrize("kind", [Quitter, AccusingQuitter, PersistentQuitter])
 def test_member_that_leaves_each_group_costs_at_most_two_attempts_a_step(kind: type[Quitter]) -> None:
     async def main() -> None:
         for member in await finished_beside(kind):

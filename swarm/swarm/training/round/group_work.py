@@ -6,6 +6,7 @@ All functions here are pure. `state_machine` calls them, and `round_driver` carr
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from swarm_protocol.commit_messages import Abort, Outcome, Vote, VoteKind
@@ -129,6 +130,24 @@ def fail(
         deadline = max(state.timers.deadline or now, now + signed.group.vote_s)
         return _recover(replace(state, timers=Timers(deadline=deadline)), outcome, is_audited=False)
     return leave_group(state, reason, accused, now, missing=missing)
+
+
+def with_dispute(state: RoundState, peer: str, involved: Collection[str], reason: str) -> RoundState:
+    """Return `state` after `peer` has left the reduction. It and the members that it blames are `involved`.
+
+    What it says may be right or made up. So a peer that is involved in two disputes is suspect, unless others are in as
+    many. A peer that blames this very member is suspect at once: the two may be unable to reach each other, and the
+    coordinator must not hear only one of them. So is a stranger to the state, whose word counts for nothing.
+    """
+    roster, me = state.setup.roster, state.setup.me
+    if roster and peer not in roster:
+        return suspect(blame(state, (), (peer,), reason), (peer,))
+    disputes = Counter(state.faults.disputes) + Counter(involved)
+    (worst, most), *others = disputes.most_common(2)
+    is_worst = most > 1 and not any(count == most for _, count in others)
+    suspects = (worst,) if is_worst else (peer,) if me in involved else ()
+    state = replace(state, faults=replace(state.faults, disputes=disputes))
+    return suspect(blame(state, (), suspects, reason), suspects)
 
 
 def leave_group(

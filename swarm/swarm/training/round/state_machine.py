@@ -26,7 +26,6 @@ groups, `group_work` the work in them, and `quorum` how many votes decide.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -54,6 +53,7 @@ from swarm.training.round.group_work import (
     other_members,
     reduces,
     valid_votes,
+    with_dispute,
     without_vote_of,
 )
 from swarm.training.round.promise import Promise, bound_by
@@ -98,7 +98,6 @@ from swarm.training.round.round_state import (
     note_shortage,
     rest,
     roster_left,
-    suspect,
     with_coordinator,
     with_sighted,
 )
@@ -362,13 +361,8 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Transiti
     if state.phase in {"preparing", "committing"}:
         return _count_votes(state, now)
     reason = f"{short_id(peer)} left: {abort.reason}"
-    # the report that another member has left or lied may be right or made up: a peer in two disputes is suspect
-    disputes = Counter(state.faults.disputes) + Counter({peer, *abort.accused} & members)
-    (worst, most), *others = disputes.most_common(2)
-    if most > 1 and not any(count == most for _, count in others):
-        state = suspect(blame(state, (), (worst,), reason), (worst,))
+    state = with_dispute(state, peer, {peer, *abort.accused} & members, reason)
     missing = tuple(each for each in abort.accused if each in members and each != state.setup.me)
-    state = replace(state, faults=replace(state.faults, disputes=disputes))
     return fail(state, reason, (peer,), now, missing=missing)
 
 

@@ -42,10 +42,12 @@ from support.round_scripts import (
 )
 from swarm.training.round import state_machine as machine
 from swarm.training.round.group_formation import MAX_LONE_MOVES, MIN_WORK_DUE_S, awaited_peers, num_lacking
+from swarm.training.round.group_members import own_report
 from swarm.training.round.group_work import valid_votes
 from swarm.training.round.round_events import (
     Announce,
     Ask,
+    AttemptLeft,
     CastVote,
     Event,
     Finish,
@@ -66,7 +68,7 @@ from swarm.training.round.round_events import (
     Tick,
     Voted,
 )
-from swarm.training.round.round_state import DOUBTED_S, MAX_BELIEVED_ATTEMPT
+from swarm.training.round.round_state import DOUBTED_S, MAX_BELIEVED_ATTEMPT, RoundState
 from swarm_protocol import limits
 from swarm_protocol.commit_messages import Certificate
 from swarm_protocol.identity import Identity, short_id
@@ -197,11 +199,33 @@ def test_member_that_leaves_twice_in_a_step_is_left_out_and_the_reporting_peers_
     assert set(state.faults.unreachable) == {OTHERS[0]}
 
 
+def reducing(**changes: object) -> RoundState:
+    return replace(run([(0.0, OFFER), (1.0, Grouped(signed=FIRST))])[0], setup=setup(**changes))
+
+
+def left_accusing(peer: str, *accused: str) -> AttemptLeft:
+    gone = left(peer, FIRST, "silent")
+    return replace(gone, abort=replace(gone.abort, accused=accused))
+
+
+def test_member_that_leaves_and_accuses_this_one_is_left_out_of_the_next_attempt() -> None:
+    """Otherwise it could stop the run: in the eyes of all others, the two are in equally many disputes."""
+    state, _ = machine.step(reducing(), left_accusing(OTHERS[0], ME), 2.0)
+    assert set(own_report(state).accused) == {OTHERS[0]}
+    state, _ = machine.step(state, Reported(peer=OTHERS[0], ready=ready(1)), 2.1)
+    assert set(own_report(state).accused) == {OTHERS[0]}
+
+
+def test_stranger_that_leaves_is_left_out_of_the_next_attempt_and_whom_it_accuses_is_in_no_dispute() -> None:
+    roster = tuple(peer for peer in PEERS if peer != OTHERS[0])
+    state, _ = machine.step(reducing(roster=roster), left_accusing(OTHERS[0], OTHERS[1]), 2.0)
+    assert set(own_report(state).accused) == {OTHERS[0]}
+    assert not state.faults.disputes
+
+
 def test_attempt_that_a_member_leaves_names_the_missing_peer_and_not_that_member() -> None:
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
-    gone = left(OTHERS[1], FIRST, "silent")
-    gone = replace(gone, abort=replace(gone.abort, accused=(OTHERS[0],)))
-    _, actions = run([*script, (2.0, gone)])
+    _, actions = run([*script, (2.0, left_accusing(OTHERS[1], OTHERS[0]))])
     assert [each.missing for each in actions if isinstance(each, GiveUp)] == [(OTHERS[0],)]
 
 
@@ -211,8 +235,7 @@ def test_coordinator_that_was_missing_before_is_asked_with_a_short_limit_until_i
 ) -> None:
     """It has cost the others its full time once. A slow but present coordinator is given the full time again later."""
     missing = coordinator_at(1)
-    gone = left(next(peer for peer in PEERS if peer not in {ME, missing}), FIRST, "silent")
-    gone = replace(gone, abort=replace(gone.abort, accused=(missing,)))
+    gone = left_accusing(next(peer for peer in PEERS if peer not in {ME, missing}), missing)
     state, actions = run([(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, gone)])
     assert [each.missing for each in actions if isinstance(each, GiveUp)] == [(missing,)]
     if heard:

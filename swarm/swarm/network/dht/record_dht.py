@@ -203,7 +203,7 @@ class RecordDht:
             self._holders.lose(dht_id, gone)
         # the calls to lost holders have already taken the time of a search, so the search is put off, but only once
         is_put_off = bool(gone) and len(holders) == NUM_REPLICAS
-        if len(answers) > NUM_REPLICAS // 2 and (are_current or is_put_off):
+        if len(answers) > len(holders) // 2 and (are_current or is_put_off):
             self._keep_own(envelope, data, holders)
             return _is_held(answers.values())
         spared = self._chance.sample(tuple(answers), max(0, len(answers) - NUM_NAMING))

@@ -302,11 +302,8 @@ class RecordHolders:
             self._of[dht_id] = replace(holders, peers=peers, until=0.0)
 
     def remember(self, dht_id: bytes, nearest: tuple[str, ...]) -> None:
-        """Remember the nearest nodes, for longer the longer they have stayed the same. Fewer than NUM_REPLICAS are not
-        remembered: in so small a network, each newcomer is among the nearest."""
+        """Remember the nearest nodes, for longer the longer they have stayed the same."""
         before = self._of.pop(dht_id, None)
-        if len(nearest) < NUM_REPLICAS:
-            return
         hold_s = MIN_HOLD_S
         if before is not None and (num_new := len({*nearest} - {*before.peers})) <= 1:
             hold_s = min(MAX_HOLD_S, before.hold_s * 2) if num_new == 0 else max(MIN_HOLD_S, before.hold_s / 2)

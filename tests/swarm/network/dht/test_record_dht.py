@@ -398,10 +398,11 @@ def test_node_that_only_asks_is_not_named_to_others() -> None:
     virtual_time.run(main())
 
 
-def test_record_is_stored_again_without_a_search_until_a_holder_is_gone() -> None:
+@pytest.mark.parametrize("num_others", [3, 6])
+def test_record_is_stored_again_without_a_search_until_a_holder_is_gone(num_others: int) -> None:
     async def main() -> None:
         world = World()
-        others = [Identity(bytes([number]) * 32) for number in range(10, 16)]
+        others = [Identity(bytes([number]) * 32) for number in range(10, 10 + num_others)]
         nodes = [await world.node(identity) for identity in (ASKER, *others)]
         for node in nodes:
             for identity in (ASKER, *others):
@@ -434,6 +435,22 @@ def test_record_is_stored_again_without_a_search_until_a_holder_is_gone() -> Non
         num_finds = 0
         assert await asker.store(envelope)
         assert num_finds > 0
+
+    virtual_time.run(main())
+
+
+def test_newcomer_of_a_small_network_gets_the_next_publication_of_each_record() -> None:
+    async def main() -> None:
+        world = World()
+        asker, *nodes = [await world.node(identity) for identity in (ASKER, HONEST, SOUGHT)]
+        for identity in (HONEST, SOUGHT):
+            assert await asker.ping(identity.peer_id)
+        assert await asker.store(record(ASKER))
+        assert await asker.store(record(ASKER))
+        newcomer = await world.node(numbered(1))
+        assert await newcomer.ping(ASKER.peer_id)
+        assert await asker.store(record(ASKER))
+        assert [node.counts.num_records for node in (*nodes, newcomer)] == [1, 1, 1]
 
     virtual_time.run(main())
 

@@ -45,6 +45,7 @@ class ConnectionLimit:
     def __init__(self, host: Host, used_peers: Callable[[], Set[str]]) -> None:
         self._host = host
         self._used_peers = used_peers
+        self._max_bytes = max_memory_bytes()  # as at the daemon's start: reading the limits takes two milliseconds
         self._num_heavy = 0  # successive checks at which the daemon took too much memory
 
     async def run(self) -> NoReturn:
@@ -67,7 +68,7 @@ class ConnectionLimit:
         """Return the peers that have to go while the daemon takes too much memory: those that are not in use, at the
         next check all, and none at the two after it, in which the daemon gives memory back."""
         num_bytes = self._host.daemon.memory_bytes()
-        self._num_heavy = self._num_heavy + 1 if num_bytes > max_memory_bytes() else 0
+        self._num_heavy = self._num_heavy + 1 if num_bytes > self._max_bytes else 0
         unused = list(filterfalse(self._used(), known)) if self._num_heavy % 4 == 1 else []
         closed = list(known) if self._num_heavy % 4 == 2 else unused
         if closed:

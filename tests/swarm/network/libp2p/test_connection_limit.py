@@ -111,7 +111,8 @@ def test_node_closes_connections_of_the_network_that_has_most_and_those_with_a_c
 def test_heavy_daemon_loses_unused_peers_then_all_and_then_has_time_to_give_memory_back(
     monkeypatch: pytest.MonkeyPatch, beyond: str
 ) -> None:
-    monkeypatch.setattr(connection_limit, "max_memory_bytes", lambda: 100)
+    limits = iter([100])  # asked for once
+    monkeypatch.setattr(connection_limit, "max_memory_bytes", lambda: next(limits))
     monkeypatch.setattr(connection_limit, "surplus", lambda *_: list(beyond))
     weights = iter([100, 101, 101, 101, 101, 101, 50, 101])
     closed: list[list[str]] = []

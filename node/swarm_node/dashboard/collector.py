@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -43,6 +43,7 @@ from swarm_node.dashboard.view_builder import (
     SnapshotViews,
     ViewBuilder,
     series_samples,
+    turnover_counts,
     unique_names,
     uptime_share,
 )
@@ -119,7 +120,8 @@ class Collector:
     """Implements `views.ViewSource` while `run_forever` runs.
 
     `fetch_run` fetches a run's signed file from a member. `peer_paths` returns this node's paths to its connected
-    peers.
+    peers. `unreachable`, which a gateway in the same process sets, returns the servers that it failed to reach, given
+    the age of each server's record.
     """
 
     def __init__(
@@ -133,6 +135,7 @@ class Collector:
         checkpoints: Path | None = None,
         peer_paths: Callable[[], Mapping[str, PeerPath]] = dict,
     ) -> None:
+        self.unreachable: Callable[[Mapping[str, float]], Collection[str]] = lambda _: ()
         self._convictions = ServerConvictions(network, membership)
         self._poller = NetworkPoller(network, membership, peer_paths)
         self._manifests = ManifestBook(network)
@@ -179,7 +182,10 @@ class Collector:
         self._runs.take(tasks, snapshot.runs, names, snapshot.at)
         facts = tuple(run.facts for run in self._runs.runs.values())
         publishers = await self._learn(snapshot)
-        views = await asyncio.to_thread(self._builder.build, snapshot, facts, names, publishers, self._convicted)
+        unreachable = {name: self.unreachable(listed.ages_s) for name, listed in snapshot.models.items()}
+        views = await asyncio.to_thread(
+            self._builder.build, snapshot, facts, names, publishers, self._convicted, unreachable
+        )
         self._nodes.take(views.nodes, snapshot.at, names)
         self._snapshot, self._views = snapshot, views
         self._record(views, snapshot.at)
@@ -241,7 +247,7 @@ class Collector:
         self._overview = self._views.overview.model_copy(
             update={
                 "stale": "; ".join(problems) or None,
-                **_counts(self._turnover, at),
+                **turnover_counts(self._turnover, at),
                 "happenings": self._recent_changes,
             }
         )
@@ -324,18 +330,6 @@ class Collector:
                 total = next((each for each in totals if each.peer_id == peer_id), None)
                 found.append(contributor_view(peer_id, run.run_id, record, total, name=name, since=run.since, at=at))
         return tuple(found)
-
-
-def _counts(turnover: Turnover | None, at: float) -> dict[str, float | None]:
-    """Return an overview's counts of joins and leaves. They are unknown until the history has been read."""
-    if turnover is None:
-        return {}
-    began = at if turnover.since is None else turnover.since
-    return {
-        "joins_24h": turnover.joins,
-        "leaves_24h": turnover.leaves,
-        "turnover_since": began if began > at - DAY_S else None,
-    }
 
 
 def check_history(config: Config) -> None:

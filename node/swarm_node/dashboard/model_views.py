@@ -3,7 +3,7 @@ chains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 from typing import Generic, TypeVar
@@ -65,25 +65,27 @@ def model_detail(
     publishers: Mapping[bytes, str],
     *,
     convicted: Mapping[str, str] = NOBODY,
+    unreachable: Collection[str] = (),
 ) -> ModelDetail | None:
     """Return the views of the model's best served revision, or None if nobody serves any of it.
 
     `memo` caches the `server_view` of each record. `publishers` maps manifest digests to peer ids. `convicted` maps
     convicted servers to what they are convicted of: they are listed but not counted, since clients that hold the
-    evidence avoid them.
+    evidence avoid them. Nor are the `unreachable` ones, which a gateway here failed to reach.
     """
-    found = revisions(listed.records, convicted)
+    not_counted = {*convicted, *unreachable}
+    found = revisions(listed.records, not_counted)
     if not found:
         return None
     all_servers, num_blocks = found[0].servers, found[0].num_blocks
-    servers = {peer_id: record for peer_id, record in all_servers.items() if peer_id not in convicted}
+    servers = {peer_id: record for peer_id, record in all_servers.items() if peer_id not in not_counted}
     changes = np.zeros(num_blocks + 1, dtype=np.int64)
     for record in servers.values():
         if record.state == "serving":
             changes[record.start] += 1
             changes[record.end] -= 1
     replicas = np.cumsum(changes[:-1]).tolist()
-    missing = found[0].missing(convicted)
+    missing = found[0].missing(not_counted)
     weakest = int(np.argmin(replicas))
     view = ModelView(
         name=shown(model),
@@ -101,7 +103,7 @@ def model_detail(
         publisher=publishers.get(found[0].manifest),
     )
     views = (
-        current_view(each, names, listed.age_s(peer_id), convicted.get(peer_id))
+        current_view(each, names, listed.age_s(peer_id), convicted.get(peer_id), is_unreachable=peer_id in unreachable)
         for peer_id, each in memo.views(all_servers).items()
     )
     return ModelDetail(
@@ -135,10 +137,13 @@ def server_view(peer_id: str, record: ServeRecord) -> ServerView:
     )
 
 
-def current_view(view: ServerView, names: Names, age_s: float, convicted: str | None = None) -> ServerView:
+def current_view(
+    view: ServerView, names: Names, age_s: float, convicted: str | None = None, *, is_unreachable: bool = False
+) -> ServerView:
     """Return `view` with what changes from snapshot to snapshot."""
     name = names.get(view.peer_id) or view.name
-    return view.model_copy(update={"name": name, "age_s": age_s, "convicted": convicted})
+    changes = {"name": name, "age_s": age_s, "convicted": convicted, "unreachable": is_unreachable}
+    return view.model_copy(update=changes)
 
 
 def _words(servers: Mapping[str, ServeRecord], missing: Spans, replicas: Sequence[int]) -> str:

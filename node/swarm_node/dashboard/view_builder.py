@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -21,6 +21,7 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.records import NodeRecord, ServeRecord
 from swarm_protocol.version import software_version
 
+from swarm_node.dashboard.history.reader import Turnover
 from swarm_node.dashboard.history.recorder import SeriesSample
 from swarm_node.dashboard.model_views import NOBODY, RecordMemo, model_detail, server_view
 from swarm_node.dashboard.run_views import RunFacts, run_view
@@ -61,6 +62,7 @@ class SnapshotViews:
 
 
 NO_PUBLISHERS: Mapping[bytes, str] = {}
+ALL_REACHABLE: Mapping[str, Collection[str]] = {}
 
 
 class ViewBuilder:
@@ -82,17 +84,25 @@ class ViewBuilder:
         names: Mapping[str, str],
         publishers: Mapping[bytes, str] = NO_PUBLISHERS,
         convicted: Mapping[str, str] = NOBODY,
+        unreachable: Mapping[str, Collection[str]] = ALL_REACHABLE,
     ) -> SnapshotViews:
         """Build the views. `names` has the `unique_names` of all nodes of the snapshot, by peer id.
 
         `publishers` has the peer ids that signed models' manifests, by manifest digest. `convicted` has what servers
-        are convicted of, by peer id.
+        are convicted of, by peer id, and `unreachable` the servers of each model that a gateway here failed to reach.
         """
         nodes = node_views(snapshot, names, self._nodes)
         self._servers = {model: self._servers.get(model) or RecordMemo(server_view) for model in snapshot.models}
         found = {
             model: model_detail(
-                model, listed, names, snapshot.rtts_ms, self._servers[model], publishers, convicted=convicted
+                model,
+                listed,
+                names,
+                snapshot.rtts_ms,
+                self._servers[model],
+                publishers,
+                convicted=convicted,
+                unreachable=unreachable.get(model, ()),
             )
             for model, listed in snapshot.models.items()
         }
@@ -135,6 +145,18 @@ def _total(numbers: Iterable[float | None]) -> float | None:
     """Return the sum of the known numbers; None if none is known."""
     known = [each for each in numbers if each is not None]
     return sum(known) if known else None
+
+
+def turnover_counts(turnover: Turnover | None, at: float) -> dict[str, float | None]:
+    """Return an overview's counts of joins and leaves. They are unknown until the history has been read."""
+    if turnover is None:
+        return {}
+    began = at if turnover.since is None else turnover.since
+    return {
+        "joins_24h": turnover.joins,
+        "leaves_24h": turnover.leaves,
+        "turnover_since": began if began > at - DAY_S else None,
+    }
 
 
 def series_samples(views: SnapshotViews) -> list[SeriesSample]:

@@ -111,6 +111,8 @@ class ServerView(View):
     age_s: float
     # what it is convicted of, by evidence checked here: clients with the evidence do not use it
     convicted: str | None = None
+    # the gateway of this dashboard failed to reach it, and has not heard of it since
+    unreachable: bool = False
 
 
 class SpanView(View):

@@ -106,6 +106,7 @@ class GatewayRole(NodeRole):
             await self._serve(node, gateway)
             return
         async with daemon_collector(node) as collector:
+            collector.unreachable = client.health.unreachable
             dashboard = create_dashboard(collector, has_chat=True, checkpoints=node.config.checkpoints)
             await self._serve(node, combined(gateway, dashboard), dashboard)
 

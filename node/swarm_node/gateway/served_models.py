@@ -50,9 +50,9 @@ class Models:
         """Return the health of all models. One complete model makes `status` "ok", because anyone can announce a part
         of a model.
 
-        A server that this gateway has just failed to reach counts as gone, whatever its record says. `age_s` is the age
-        of the oldest record of the other servers. A killed server that nobody has tried to reach counts until its
-        record expires (after 60 s); a live one renews its record every 30 s.
+        A server that this gateway failed to reach counts as gone until it answers or publishes a newer record. `age_s`
+        is the age of the oldest record of the other servers. A killed server that nobody has tried to reach counts
+        until its record expires (after 60 s); a live one renews its record every 30 s.
         """
         models = await self._client.models()
         return GatewayHealth(

@@ -214,6 +214,8 @@ def _server_facts(server: ServerView) -> Text:
     moving = "" if server.next_start is None else f", moves to {server.next_start}:{server.next_end}"
     if server.convicted is not None:
         return Text(f"convicted and not used: {clean(server.convicted, 200)}", "red")
+    if server.unreachable:
+        return Text("unreachable: the gateway's requests to it failed", "red")
     return Text.assemble(
         (server.state, STYLES.get(server.state, "")),
         f" {server.start}:{server.end}, {server.queue_depth} waiting, {server.decode_ms_per_block:.1f} ms per block, "

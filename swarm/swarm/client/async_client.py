@@ -105,6 +105,7 @@ class AsyncClient(TextClient[Generation]):
         self._owns_convictions = convictions is None
         self._end_watch = self.convictions.watch(lambda ban: self._drop(ban.verdict.peer_id))
         self._state = ClientState(network, membership, self._session.checks, convicted=lambda: self.convictions.peers)
+        self.health = self._state.health
         self._text_at_home = TextAtHome(network, options.text_at_home)
         self._manifests = ManifestBook(network)
         publishers = options.publishers

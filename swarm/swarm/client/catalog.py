@@ -82,11 +82,11 @@ class OtherRevision:
 class ModelStatus:
     """The status of a model in the `revision` that this client uses. The model can answer if no blocks are `missing`.
 
-    `others` are the next best revisions. `unreachable` also contains the blocks of servers that this client has just
-    failed to reach, whatever their records say. `age_s` is the age in seconds of the oldest record in use. A killed
-    server counts until its record expires, or this client has failed to reach it. `manifest` is the digest, in hex, of
-    the manifest that `publisher` signed, and `dtype` the one in which servers hold its weights; all three are empty for
-    an unpublished model.
+    `others` are the next best revisions. `unreachable` also contains the blocks of servers that this client failed to
+    reach, until they answer or publish a newer record. `age_s` is the age in seconds of the oldest record in use. A
+    killed server counts until its record expires, or this client has failed to reach it. `manifest` is the digest, in
+    hex, of the manifest that `publisher` signed, and `dtype` the one in which servers hold its weights; all three are
+    empty for an unpublished model.
     """
 
     name: str
@@ -366,9 +366,9 @@ class ModelCatalog:
             )
 
     def _status(self, chosen: ChosenRevision) -> ModelStatus:
-        revision, avoid = chosen.revision, self._health.avoid
-        publisher = chosen.published.publisher if chosen.published else ""
+        revision, publisher = chosen.revision, chosen.published.publisher if chosen.published else ""
         ages_s = self._membership.ages_s("serve", chosen.name)
+        avoid = self._health.unreachable(ages_s)
         return ModelStatus(
             name=chosen.name,
             revision=revision.digest,

@@ -321,6 +321,20 @@ async def test_model_is_incomplete_then_thin_then_whole(found: World) -> None:
 
 
 @in_a_world
+async def test_server_that_the_gateway_beside_the_dashboard_cannot_reach_does_not_count(found: World) -> None:
+    alder = await found.join("alder", serve_record(0, 4))
+    await asyncio.sleep(5)
+    assert the_model(found).health == "thin"
+    found.collector.unreachable = lambda ages_s: {peer_id for peer_id in ages_s if peer_id == alder}
+    await found.looks(2)
+    assert (the_model(found).health, the_model(found).num_servers) == ("incomplete", 0)
+    detail = await found.collector.model("tiny")
+    assert detail is not None
+    assert [server.unreachable for server in detail.servers] == [True]
+    assert detail.chains == ()
+
+
+@in_a_world
 async def test_model_shows_chains_replicas_and_speed(found: World) -> None:
     await found.join("alder", serve_record(0, 4, decode_ms_per_block=1.0, tokens_per_s=8.0))
     await found.join("birch", serve_record(0, 2, decode_ms_per_block=9.0, tokens_per_s=4.0, relayed=True))

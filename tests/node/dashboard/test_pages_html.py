@@ -353,6 +353,17 @@ def test_other_weights_under_a_name_are_shown_with_a_remedy(client: TestClient, 
     assert "2 revisions under this name" in client.get("/").text
 
 
+def test_unreachable_server_is_marked(client: TestClient, source: ExampleSource) -> None:
+    name, detail = next((name, each) for name, each in source.model_details.items() if each.servers)
+    first, *others = detail.servers
+    source.model_details[name] = detail.model_copy(
+        update={"servers": (first.model_copy(update={"convicted": None, "unreachable": True}), *others)}
+    )
+    html = client.get(f"/models/{quote(name, safe='')}").text
+    source.model_details[name] = detail
+    assert html.count(">unreachable</span>") == 1
+
+
 def test_convicted_server_is_marked_with_what_it_signed(client: TestClient, source: ExampleSource) -> None:
     name, detail = next(iter(source.model_details.items()))
     html = client.get(f"/models/{quote(name, safe='')}").text

@@ -40,7 +40,15 @@ from swarm.serving.session.stage_connections import DIAL_S
 from swarm.serving.tokenizer.model_assets import ModelAssets, fetch_files, open_assets
 from swarm.testing import virtual_time
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, IntegrityError, PeerError, PeerRefused, SessionError, StartError
+from swarm_protocol.errors import (
+    ConfigError,
+    IntegrityError,
+    PeerError,
+    PeerRefused,
+    PeerUnreachable,
+    SessionError,
+    StartError,
+)
 from swarm_protocol.serving_messages import FILES_METHOD, FilesResponse
 
 import swarm
@@ -309,6 +317,29 @@ def test_models_say_how_old_the_records_of_their_servers_are(boxes: Any, llama_d
             (gone,) = await box.client.models()
             assert gone.missing == ((3, 6),)
             assert gone.age_s <= limits.RECORD_LIFETIME_S / 2 + 1
+
+    virtual_time.run(main())
+
+
+def test_server_that_failed_is_unreachable_until_its_record_is_newer_or_it_answers(boxes: Any, llama_dir: Path) -> None:
+    async def main() -> None:
+        async with boxes(llama_dir, [(0, 3), (3, 6)]) as box:
+            health, (alive, killed) = box.client.health, box.servers
+
+            async def unreachable() -> tuple[tuple[int, int], ...]:
+                (status,) = await box.client.models()
+                return status.unreachable
+
+            await asyncio.sleep(5)
+            box.internet.crash(killed)
+            for peer_id in (alive, killed):
+                health.failed(peer_id, PeerUnreachable("gone"))
+            assert await unreachable() == ((0, 6),)
+            await asyncio.sleep(limits.RECORD_LIFETIME_S / 2)
+            assert health.avoid == set()
+            assert await unreachable() == ((3, 6),)
+            health.worked(killed)
+            assert await unreachable() == ()
 
     virtual_time.run(main())
 

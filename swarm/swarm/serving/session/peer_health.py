@@ -155,6 +155,16 @@ class PeerHealth:
         """Peers that failed lately. They are asked only if no other can answer."""
         return set(self.why_avoided)
 
+    def unreachable(self, ages_s: Mapping[str, float]) -> set[str]:
+        """Return the peers that failed lately, and those that have neither answered nor announced themselves since they
+        failed, where `ages_s` has the age of each peer's newest record."""
+        now_s = asyncio.get_running_loop().time()
+        return self.avoid | {
+            peer_id
+            for peer_id, age_s in ages_s.items()
+            if (failures := self._failures.get(peer_id)) is not None and now_s - failures.last_s < age_s
+        }
+
     @property
     def why_avoided(self) -> dict[str, str]:
         """Return what each of the peers to avoid did."""

@@ -12,7 +12,7 @@ from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.network.traffic import PeerPath
-from swarm.training.run.signed_run import SignedRun
+from swarm.training.run.signed_run import SignedRun, parse_signed_run
 from swarm_node.dashboard.collector import Collector
 from swarm_node.dashboard.history.reader import ContributionTotal, Turnover
 from swarm_node.dashboard.history.recorder import Fact, PresenceFact, RefusalFact, SamplesFact, SeriesSample, StepFact
@@ -90,6 +90,10 @@ class PlainHistory:
                 [fact for _, fact in sorted(self.told_steps.items(), key=lambda told: told[0]) if fact.run == run]
             )
         )
+
+    async def run(self, run: str) -> SignedRun | None:
+        files = [fact.file for fact in self._kept(list(self.told_steps.values())) if fact.run == run and fact.file]
+        return parse_signed_run(files[0].encode(), "a test") if files else None
 
     async def refusals(self, run: str) -> tuple[RefusalView, ...]:
         return tuple(self._kept(self.told_refusals))

@@ -271,7 +271,8 @@ class Collector:
             # not seen since this dashboard started: show what the history has
             if not steps:
                 return None
-            facts = RunFacts(run=run_id, file=None, trainers=Listed(records={}, ages_s={}), steps=steps)
+            file = await self._history.run(run_id)
+            facts = RunFacts(run=run_id, file=file, trainers=Listed(records={}, ages_s={}), steps=steps)
             view = remembered_view(facts, self._snapshot.at)
             since: dict[str, float] = {}
         else:

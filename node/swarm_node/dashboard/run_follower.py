@@ -190,6 +190,7 @@ class FollowedRun:
                 # a certificate has the group's total tokens, so each member gets an equal part
                 tokens=dict.fromkeys(committed.group, committed.num_tokens // max(1, committed.num_trainers)),
                 step=view,
+                file=self.file.text if self.file else "",
             )
         )
 

@@ -126,9 +126,10 @@ def _training_speed(members: Trainers) -> float | None:
 
 def remembered_view(facts: RunFacts, at: float) -> RunView:
     """Return the view of a run that only an earlier dashboard has seen, from at least one of its steps."""
-    newest = facts.steps[-1]
+    newest, view = facts.steps[-1], run_view(facts, at)
     words = f"Not seen since {utc(newest.at)}. The history has its steps up to outer step {newest.outer_step}."
-    return run_view(facts, at).model_copy(update={"words": words, "remembered": newest.at})
+    words = f"{view.words} {words}" if view.state == "finished" else words
+    return view.model_copy(update={"words": words, "remembered": newest.at})
 
 
 def active(trainers: Trainers) -> dict[str, TrainerRecord]:

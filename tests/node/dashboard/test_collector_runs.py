@@ -19,7 +19,7 @@ from swarm.training.outside.observer import CommittedStep
 from swarm.training.outside.resume import deliver, sign_survey, survey
 from swarm.training.run.methods import Methods
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.signed_run import SignedRun
+from swarm.training.run.signed_run import SignedRun, sign_mapping, to_mapping
 from swarm.training.trainer_events import HeldOutMeasured, OtherHistory, OuterStep
 from swarm_node.dashboard.history.recorder import StepFact
 from swarm_node.dashboard.run_follower import RETRY_FILE_S, FollowedRun, OpenStep
@@ -234,6 +234,25 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
             assert detail.run.losses == tuple(each.loss for each in detail.steps)
             assert [(each.peer_id, each.state, each.tokens) for each in detail.contributors] == [("ann", "gone", 14)]
             assert await found.collector.run("another") is None
+
+    virtual_time.run(main())
+
+
+def test_finished_run_that_only_the_history_knows_has_its_name_and_says_that_it_is_finished() -> None:
+    story = RunConfig(name="story", outer_steps=2)
+    run = sign_mapping(story, to_mapping(story), AUTHOR, 1)
+
+    async def main() -> None:
+        async with world() as found:
+            for number in (1, 2):
+                view = step(number, 1_700_000_000.0)
+                found.history.record_step(StepFact(run=run.run_id, group=("ann",), step=view, file=run.text))
+            view = (await detail_of(found, run.run_id)).run
+            assert (view.name, view.signed_by, view.outer_steps) == ("story", AUTHOR.peer_id, 2)
+            assert view.state == "finished"
+            assert view.words.startswith(
+                "Finished: outer step 2 of 2 is committed. Not seen since 2023-11-14 22:13 UTC"
+            )
 
     virtual_time.run(main())
 

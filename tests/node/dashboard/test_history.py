@@ -6,10 +6,13 @@ import asyncio
 import itertools
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.history_places import place, postgres  # noqa: F401
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.signed_run import sign_mapping, to_mapping
 from swarm_node.dashboard.history import reader
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import Turnover
@@ -18,7 +21,9 @@ from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
 from swarm_node.dashboard.history.writer import WriterTiming
 from swarm_node.dashboard.views import ChangeEvent, RefusalView, StepView
 from swarm_node.formatting import DAY_S
+from swarm_protocol.identity import Identity
 
+STORY = RunConfig(name="story")
 NOW = 1_800_000_000.0
 HOSTILE = [
     "'; DROP TABLE history_nodes; --",
@@ -93,6 +98,23 @@ def counts(turnover: Turnover) -> tuple[int, int]:
     assert turnover.since is not None
     assert turnover.since < NOW - 300
     return turnover.joins, turnover.leaves
+
+
+def test_signed_file_of_a_run_is_read_after_a_restart(place: Path | str) -> None:  # noqa: F811
+    signed = sign_mapping(STORY, to_mapping(STORY), Identity(bytes(32)), 1)
+
+    def tell(history: DashboardHistory) -> None:
+        history.record_step(step(1))
+        history.record_step(replace(step(2), file=signed.text))
+        history.record_step(replace(step(3), file="another file"))
+        history.record_step(replace(step(1, run="damaged"), file="x = 1"))
+
+    async def ask(history: DashboardHistory) -> None:
+        assert await history.run("run-1") == signed
+        assert (await history.run("damaged"), await history.run("nothing")) == (None, None)
+
+    remembered(place, tell, ask)
+    remembered(place, lambda _: None, ask)
 
 
 def test_presence_follows_from_looks(place: Path | str) -> None:  # noqa: F811

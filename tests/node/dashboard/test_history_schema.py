@@ -47,6 +47,7 @@ def test_first_version_with_data_is_migrated(place: Path | str) -> None:  # noqa
             text("INSERT INTO history_presence (node_id, since, saw_join, saw_leave) VALUES (1, 5.0, true, false)")
         )
         connection.execute(text("ALTER TABLE history_steps DROP COLUMN validation_loss"))
+        connection.execute(text("ALTER TABLE history_runs DROP COLUMN file"))
         connection.execute(text("UPDATE history_version SET version_num = '0001'"))
     store.close()
     store = opened(place)

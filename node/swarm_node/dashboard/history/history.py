@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+from swarm.training.run.signed_run import SignedRun
+
 from swarm_node.dashboard.history import reader
 from swarm_node.dashboard.history.reader import ContributionTotal, Turnover
 from swarm_node.dashboard.history.recorder import Fact
@@ -104,6 +106,10 @@ class DashboardHistory:
     async def steps(self, run: str, limit: int = reader.MAX_STEPS) -> tuple[StepView, ...]:
         """Return at most `limit` steps (500 at most), evenly chosen, oldest first."""
         return await self._ask((), reader.read_steps, run, limit)
+
+    async def run(self, run: str) -> SignedRun | None:
+        """Return a run's signed file, if it is known."""
+        return await self._ask(None, reader.read_run, run)
 
     async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
         """Return the totals of a run, most tokens first, at most 1,000."""

@@ -6,10 +6,13 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 
 from sqlalchemy import ColumnElement, Connection, func, select
+from swarm.training.run.signed_run import SignedRun, parse_signed_run
+from swarm_protocol.errors import SwarmError
 
 from swarm_node.dashboard.history.retention import HOUR_S, RetentionLimits
 from swarm_node.dashboard.history.schema import (
@@ -131,6 +134,14 @@ def evenly(is_preferred: Sequence[bool], limit: int) -> list[int]:
     ends = [round(at * (count - 1) / (limit - 1)) for at in range(limit)]
     inner = (range(place, following) for place, following in pairwise(ends[1:]))
     return [0, *(next((at for at in near if is_preferred[at]), near[0]) for near in inner), count - 1]
+
+
+def read_run(connection: Connection, run: str) -> SignedRun | None:
+    """Return the run's signed file, or None if it is unknown or invalid for this version of Swarm."""
+    file = connection.scalar(select(runs.c.file).where(runs.c.run == bounded(run)))
+    with suppress(SwarmError):
+        return parse_signed_run(file.encode(), "the history") if file else None
+    return None
 
 
 def read_contributions(connection: Connection, run: str) -> tuple[ContributionTotal, ...]:

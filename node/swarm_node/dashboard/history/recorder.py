@@ -59,7 +59,7 @@ class SeriesSample:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFact:
     """A committed outer step of a run. `tokens` is by peer id, as far as known. All of `group` count as having had a
-    round.
+    round. `file` is the text of the run's signed file, which is kept once.
 
     The same step may be recorded again when more is known: contributions are counted once, while `phases_s`, `seconds`,
     `bytes_per_parameter` and `validation_loss` are updated.
@@ -69,6 +69,7 @@ class StepFact:
     group: tuple[str, ...]
     step: StepView
     tokens: Mapping[str, int] = field(default_factory=dict)
+    file: str = ""
 
     @property
     def at(self) -> float:
@@ -200,6 +201,7 @@ class FactRecorder:
     def _step(self, connection: Connection, fact: StepFact) -> None:
         step = fact.step
         run = _run(connection, fact.run, step.at)
+        connection.execute(update(runs).where(runs.c.id == run, runs.c.file.is_(None)).values(file=fact.file or None))
         group = {bounded(peer): whole(fact.tokens.get(peer, 0)) for peer in fact.group[:MAX_MEMBERS]}
         numbers = _numbers(connection, nodes, "peer_id", group)
         row = {

@@ -77,6 +77,7 @@ runs = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("run", sa.Text, nullable=False, unique=True),
     sa.Column("newest_at", sa.Double, nullable=False),
+    sa.Column("file", sa.Text),  # as its author signed it
 )
 
 steps = sa.Table(

@@ -75,7 +75,10 @@ _SQLSTATES = {
 }
 _DAMAGED = ("CORRUPT", "NOTADB")
 
-MIGRATIONS = ("ALTER TABLE history_steps ADD COLUMN validation_loss DOUBLE PRECISION",)
+MIGRATIONS = (
+    "ALTER TABLE history_steps ADD COLUMN validation_loss DOUBLE PRECISION",
+    "ALTER TABLE history_runs ADD COLUMN file TEXT",
+)
 """The statements that take a database from each version to the next, in order. A released statement never changes."""
 
 VERSIONS = [f"{number:04}" for number in range(1, len(MIGRATIONS) + 2)]

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 from swarm_protocol.errors import ConfigError
-from swarm_protocol.version import software_version
+from swarm_protocol.version import PROTOCOL_VERSION, software_version, version_text
 from typer.exceptions import TyperException
 
 from swarm_node import diagnostics, interrupts
@@ -71,7 +71,7 @@ for group in GROUPS.values():
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"swarm-node {software_version()}")
+        typer.echo(f"swarm-node {version_text(software_version(), PROTOCOL_VERSION)}")
         raise typer.Exit
 
 

@@ -36,7 +36,7 @@ from swarm_protocol.control_messages import (
 from swarm_protocol.errors import PeerError, printable_line
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord, PathCounts, Reachability
-from swarm_protocol.version import software_version
+from swarm_protocol.version import PROTOCOL_VERSION, software_version
 
 from swarm_node.events.emitter import Emitter
 from swarm_node.lending.lending import Break, Lending
@@ -194,6 +194,7 @@ class Node:
             first_token_p95_s=first_token_p95_s,
             **self._rest(),
             paths=count_paths(self.peer_paths()),
+            protocol_version=PROTOCOL_VERSION,
         )
         self.membership.announce(record)
 
@@ -222,6 +223,7 @@ class Node:
             limits=self._limit_status(),
             spot_checks=self.activity.spot_checks(),
             convicted_servers=self.activity.convicted_servers(),
+            protocol_version=PROTOCOL_VERSION,
         )
 
     def _rest(self) -> dict[str, Any]:
@@ -258,6 +260,7 @@ def starting_status(config: Config, peer_id: str, uptime_s: float, not_joined: s
         serving=None,
         memory_bytes=resident_bytes(),
         not_joined=printable_line(not_joined)[:MAX_NOT_JOINED_CHARS],
+        protocol_version=PROTOCOL_VERSION,
     )
 
 

@@ -15,7 +15,7 @@ from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import control_pb2
 from swarm_protocol.records import Moment, OuterStep, PathCounts, PathKind, Pause, Reachability, TokensPerS
 from swarm_protocol.training_messages import StepsLeft
-from swarm_protocol.version import NetworkId
+from swarm_protocol.version import KnownProtocol, NetworkId
 
 STATES = ("starting", "seeding", "idle", "training", "serving", "gateway", "dashboard", "draining", "paused")
 Pid: TypeAlias = Annotated[int, whole(2**32 - 1)]
@@ -174,6 +174,7 @@ class StatusReply(wire.WireMessage):
     spot_checks: SpotCheckStatus | None = None
     convicted_servers: Annotated[tuple[RunLine, ...], distinct(MAX_CONVICTED_LINES)] = ()
     not_joined: Annotated[str, one_line(MAX_NOT_JOINED_CHARS)] = ""
+    protocol_version: KnownProtocol = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,6 +33,7 @@ from swarm_protocol.checks import (
 )
 from swarm_protocol.identity import PeerId, check_peer_id
 from swarm_protocol.proto import records_pb2
+from swarm_protocol.version import KnownProtocol
 
 Reachability: TypeAlias = Literal["public", "relay", "unknown"]
 NodeState: TypeAlias = Literal["alive", "leaving"]
@@ -105,6 +106,7 @@ class NodeRecord(wire.WireMessage):
     without any. `pause` is why a volunteer lends nothing now: it is outside its "hours", or its monthly "budget" of
     traffic is nearly used up; "" if it lends. It lends again at `lends_again_at`, in Unix seconds, None if it does not
     say. `paths` counts the peers that were connected when it signed the record; None: its version does not say.
+    `protocol_version` is the one of its `Hello`.
     """
 
     PROTO = records_pb2.NodeRecord
@@ -130,6 +132,7 @@ class NodeRecord(wire.WireMessage):
     pause: Pause = ""
     lends_again_at: Moment | None = None
     paths: PathCounts | None = None
+    protocol_version: KnownProtocol = 0
 
     def __post_init__(self) -> None:
         check_int(self.free_memory_bytes, "free_memory_bytes", high=self.memory_bytes)

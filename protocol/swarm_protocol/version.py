@@ -23,12 +23,19 @@ def software_version() -> str:
     return metadata.version("swarm-node")
 
 
+def version_text(software: str, protocol: int) -> str:
+    """Name a version as in `0.1.0, protocol 7`; without the protocol if this is 0, which means unknown."""
+    return f"{software}, protocol {protocol}" if protocol else software
+
+
 def check_network_id(network_id: object, _field: str = "") -> str:
     """Check a name of at most MAX_NETWORK_ID_BYTES. Raises ValueError."""
     return check_name(network_id, "network id", max_bytes=limits.MAX_NETWORK_ID_BYTES)
 
 
 NetworkId: TypeAlias = Annotated[str, check_network_id]
+KnownProtocol: TypeAlias = Annotated[int, whole(2**31 - 1)]
+"""The protocol version of a node; 0 if it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from swarm_node import cli, diagnostics, interrupts
 from swarm_node.commands.command_options import spread
 from swarm_node.settings.config import SETTINGS
 from swarm_protocol.errors import ConfigError
-from swarm_protocol.version import software_version
+from swarm_protocol.version import PROTOCOL_VERSION, software_version
 
 HEAVY = "torch transformers hivemind uvloop grpc fastapi uvicorn openai numpy dns"
 
@@ -324,7 +324,7 @@ def test_run_domain_error_says_message_and_remedy(
 
 def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["--version"]) == 0
-    assert capsys.readouterr().out == f"swarm-node {software_version()}\n"
+    assert capsys.readouterr().out == f"swarm-node {software_version()}, protocol {PROTOCOL_VERSION}\n"
 
 
 def test_short_help_option_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:

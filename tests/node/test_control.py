@@ -310,6 +310,11 @@ def test_status_shows_the_results_of_spot_checks() -> None:
     assert said in this_node.text(replace(REPLY, spot_checks=checks))
 
 
+def test_status_names_the_protocol_version_of_the_daemon_if_it_says_it() -> None:
+    assert this_node.text(REPLY).endswith("version 0.1.0")
+    assert this_node.text(replace(REPLY, protocol_version=7)).endswith("version 0.1.0, protocol 7")
+
+
 def test_status_lists_convicted_servers() -> None:
     assert "not used " not in this_node.text(REPLY)
     lines = ("5Z1T2a is not used until 2026-12-26: it lied", "5Z1T2b is not used until 2026-12-27: it lied")

@@ -24,6 +24,7 @@ from swarm_protocol.control_messages import TrainingStatus
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import peer_id_of
 from swarm_protocol.records import NodeRecord, PathCounts, PathKind
+from swarm_protocol.version import PROTOCOL_VERSION
 
 
 async def no_addrs() -> tuple[str, ...]:
@@ -65,7 +66,7 @@ def test_status_of_a_trainer_names_the_members_that_it_waits_for() -> None:
 @pytest.mark.parametrize("role", ["seed", "gateway", "volunteer", ""])
 def test_record_has_the_role_of_the_node(role: RoleName) -> None:
     record = record_of(Activity(), role)
-    assert record.role == role
+    assert (record.role, record.protocol_version) == (role, PROTOCOL_VERSION)
     assert (record.first_token_p50_s, record.first_token_p95_s) == (None, None)
 
 

@@ -89,4 +89,5 @@ def test_running_node_reports_once_that_its_peers_speak_another_version(ahead: i
     (told,) = [json.loads(line) for line in out.getvalue().splitlines()]
     assert told["event"] == "warning"
     assert told["message"].startswith(f"connected peers speak protocol {PROTOCOL_VERSION + ahead} (software ")
+    assert f"and this node {PROTOCOL_VERSION} (software " in told["message"]
     assert told["remedy"] == remedy

@@ -66,6 +66,7 @@ def node_records(draw: st.DrawFn) -> NodeRecord:
         first_token_p50_s=draw(st.none() | numbers(limits.MAX_MEASURED_S)),
         first_token_p95_s=draw(st.none() | numbers(limits.MAX_MEASURED_S)),
         paths=draw(st.none() | COUNTS.map(lambda counts: PathCounts(**counts))),
+        protocol_version=draw(st.integers(0, 2**31 - 1)),
     )
 
 
@@ -299,7 +300,7 @@ def test_records_of_an_older_version_have_unknown_values_for_newer_fields() -> N
     trainer = records_pb2.TrainerRecord(run="r", outer_step=3, state="training")
     old_node = NodeRecord.from_bytes(wire.encode(node))
     assert (old_node.role, old_node.first_token_p50_s, old_node.first_token_p95_s) == ("", None, None)
-    assert old_node.paths is None
+    assert (old_node.paths, old_node.protocol_version) == (None, 0)
     old_serve = ServeRecord.from_bytes(wire.encode(serve))
     assert (old_serve.tokens_per_s, old_serve.max_blocks) == (None, 0)
     old_trainer = TrainerRecord.from_bytes(wire.encode(trainer))

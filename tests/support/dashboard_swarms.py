@@ -349,6 +349,7 @@ class _Invention:
             peer_id=peer,
             name=self.names[peer],
             version="0.1.0" if not self.hostile else self._named("", number),
+            protocol_version=7,
             device=device if not self.hostile else self._named("", number + 1),
             state="leaving" if number % 37 == 5 and number > 9 else "alive",
             reachability="relay" if number % 4 == 3 else "unknown" if number % 50 == 9 else "public",

@@ -36,7 +36,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import SwarmError
 from swarm_protocol.identity import Identity
 from swarm_protocol.records import NodeRecord
-from swarm_protocol.version import software_version
+from swarm_protocol.version import PROTOCOL_VERSION, software_version, version_text
 
 from swarm_node import diagnostics, interrupts
 from swarm_node.commands.command_options import Flags
@@ -123,7 +123,8 @@ def check_versions(_config: Config) -> list[Finding]:
     if lacking:
         remedy = f"{sys.executable} -m pip install --upgrade swarm-node"
         return [Finding("versions", "fail", "; ".join(lacking), remedy)]
-    message = f"swarm-node {software_version()}, Python {platform.python_version()}, torch {metadata.version('torch')}"
+    ours = version_text(software_version(), PROTOCOL_VERSION)
+    message = f"swarm-node {ours}, Python {platform.python_version()}, torch {metadata.version('torch')}"
     return [Finding("versions", "ok", message)]
 
 

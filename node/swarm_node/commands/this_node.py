@@ -13,6 +13,7 @@ from swarm.training.trainer_events import OtherHistory
 from swarm_protocol.control_messages import RelayStatus, ServingStatus, SpotCheckStatus, StatusReply, TrainingStatus
 from swarm_protocol.errors import ConfigError, PeerTimeout
 from swarm_protocol.identity import Identity, short_id
+from swarm_protocol.version import version_text
 
 from swarm_node.commands.command_options import Flags
 from swarm_node.events.emitter import Emitter
@@ -117,7 +118,8 @@ def text(reply: StatusReply) -> str:
         "peers": tuple(_peers(reply)),
         "relaying": _relaying(reply.relaying) if reply.relaying else "",
         "address": reply.addrs or "none yet",
-        "process": f"pid {reply.pid}, {reply.memory_bytes / 2**20:.0f} MiB, version {reply.version}",
+        "process": f"pid {reply.pid}, {reply.memory_bytes / 2**20:.0f} MiB, version "
+        + version_text(reply.version, reply.protocol_version),
     }
     below = "\n" + 11 * " "
     return "\n".join(

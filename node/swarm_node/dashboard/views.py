@@ -51,6 +51,7 @@ class NodeView(View):
     peer_id: str
     name: str
     version: str
+    protocol_version: int = 0  # 0: its record does not say
     device: str
     state: Literal["alive", "leaving", "gone"]
     reachability: Reach

@@ -185,6 +185,7 @@ COMMAND_EVENTS: Mapping[str, EventSpec] = {
         peer_id="text: its peer id",
         name="text: its display name",
         version="text: its software version",
+        protocol_version="int: its protocol version; 0: it does not say",
         pid="int: its process id",
         uptime_s="number: seconds since its start",
         network_id="text: the network it is in",

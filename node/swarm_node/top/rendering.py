@@ -12,6 +12,7 @@ from functools import wraps
 from typing import TypeVar
 
 from rich.text import Text
+from swarm_protocol.version import version_text
 
 from swarm_node.dashboard.views import (
     BanView,
@@ -276,7 +277,8 @@ def node(view: NodeDetail, width: int) -> Iterator[Text]:
     yield Text.assemble(state(shown.state), clean(shown.name, width))
     yield Text(clean(shown.peer_id, width), "dim")
     memory = f"{size(shown.free_memory_bytes)} of {size(shown.memory_bytes)} free"
-    yield Text(f"{clean(shown.device, width)}, {memory}, version {clean(shown.version, 20)}")
+    version = version_text(clean(shown.version, 20), shown.protocol_version)
+    yield Text(f"{clean(shown.device, width)}, {memory}, version {version}")
     yield Text(
         f"through one block: {rate(shown.prefill_tokens_per_s)} prefill, {rate(shown.decode_tokens_per_s)} decode, "
         f"{rate(shown.training_tokens_per_s)} training; reached: {shown.reachability}"

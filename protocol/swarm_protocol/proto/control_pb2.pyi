@@ -120,7 +120,7 @@ class SpotCheckStatus(_message.Message):
     def __init__(self, num_passed: _Optional[int] = ..., num_failed: _Optional[int] = ..., num_disputed: _Optional[int] = ..., num_unchecked: _Optional[int] = ..., barred: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("peer_id", "name", "version", "pid", "uptime_s", "network_id", "addrs", "reachability", "num_peers", "state", "training", "serving", "memory_bytes", "pause", "lends_again_at", "month_bytes", "month_budget_bytes", "paths", "peers", "relaying", "limits", "spot_checks", "convicted_servers", "not_joined")
+    __slots__ = ("peer_id", "name", "version", "pid", "uptime_s", "network_id", "addrs", "reachability", "num_peers", "state", "training", "serving", "memory_bytes", "pause", "lends_again_at", "month_bytes", "month_budget_bytes", "paths", "peers", "relaying", "limits", "spot_checks", "convicted_servers", "not_joined", "protocol_version")
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -145,6 +145,7 @@ class StatusReply(_message.Message):
     SPOT_CHECKS_FIELD_NUMBER: _ClassVar[int]
     CONVICTED_SERVERS_FIELD_NUMBER: _ClassVar[int]
     NOT_JOINED_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     peer_id: str
     name: str
     version: str
@@ -169,7 +170,8 @@ class StatusReply(_message.Message):
     spot_checks: SpotCheckStatus
     convicted_servers: _containers.RepeatedScalarFieldContainer[str]
     not_joined: str
-    def __init__(self, peer_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., network_id: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., num_peers: _Optional[int] = ..., state: _Optional[str] = ..., training: _Optional[_Union[TrainingStatus, _Mapping]] = ..., serving: _Optional[_Union[ServingStatus, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_budget_bytes: _Optional[int] = ..., paths: _Optional[_Union[_records_pb2.PathCounts, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., relaying: _Optional[_Union[RelayStatus, _Mapping]] = ..., limits: _Optional[_Union[LimitStatus, _Mapping]] = ..., spot_checks: _Optional[_Union[SpotCheckStatus, _Mapping]] = ..., convicted_servers: _Optional[_Iterable[str]] = ..., not_joined: _Optional[str] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, peer_id: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., pid: _Optional[int] = ..., uptime_s: _Optional[float] = ..., network_id: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., reachability: _Optional[str] = ..., num_peers: _Optional[int] = ..., state: _Optional[str] = ..., training: _Optional[_Union[TrainingStatus, _Mapping]] = ..., serving: _Optional[_Union[ServingStatus, _Mapping]] = ..., memory_bytes: _Optional[int] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., month_bytes: _Optional[int] = ..., month_budget_bytes: _Optional[int] = ..., paths: _Optional[_Union[_records_pb2.PathCounts, _Mapping]] = ..., peers: _Optional[_Iterable[_Union[PeerStatus, _Mapping]]] = ..., relaying: _Optional[_Union[RelayStatus, _Mapping]] = ..., limits: _Optional[_Union[LimitStatus, _Mapping]] = ..., spot_checks: _Optional[_Union[SpotCheckStatus, _Mapping]] = ..., convicted_servers: _Optional[_Iterable[str]] = ..., not_joined: _Optional[str] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
     __slots__ = ("drain",)

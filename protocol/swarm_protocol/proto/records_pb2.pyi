@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class NodeRecord(_message.Message):
-    __slots__ = ("name", "version", "addrs", "device", "memory_bytes", "free_memory_bytes", "reachability", "prefill_tokens_per_s", "decode_tokens_per_s", "training_tokens_per_s", "started_at", "state", "models", "runs", "role", "first_token_p50_s", "first_token_p95_s", "pause", "lends_again_at", "paths")
+    __slots__ = ("name", "version", "addrs", "device", "memory_bytes", "free_memory_bytes", "reachability", "prefill_tokens_per_s", "decode_tokens_per_s", "training_tokens_per_s", "started_at", "state", "models", "runs", "role", "first_token_p50_s", "first_token_p95_s", "pause", "lends_again_at", "paths", "protocol_version")
     NAME_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     ADDRS_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class NodeRecord(_message.Message):
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     LENDS_AGAIN_AT_FIELD_NUMBER: _ClassVar[int]
     PATHS_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     addrs: _containers.RepeatedScalarFieldContainer[str]
@@ -48,7 +49,8 @@ class NodeRecord(_message.Message):
     pause: str
     lends_again_at: float
     paths: PathCounts
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., reachability: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., training_tokens_per_s: _Optional[float] = ..., started_at: _Optional[float] = ..., state: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., first_token_p50_s: _Optional[float] = ..., first_token_p95_s: _Optional[float] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., paths: _Optional[_Union[PathCounts, _Mapping]] = ...) -> None: ...
+    protocol_version: int
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., addrs: _Optional[_Iterable[str]] = ..., device: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., free_memory_bytes: _Optional[int] = ..., reachability: _Optional[str] = ..., prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ..., training_tokens_per_s: _Optional[float] = ..., started_at: _Optional[float] = ..., state: _Optional[str] = ..., models: _Optional[_Iterable[str]] = ..., runs: _Optional[_Iterable[str]] = ..., role: _Optional[str] = ..., first_token_p50_s: _Optional[float] = ..., first_token_p95_s: _Optional[float] = ..., pause: _Optional[str] = ..., lends_again_at: _Optional[float] = ..., paths: _Optional[_Union[PathCounts, _Mapping]] = ..., protocol_version: _Optional[int] = ...) -> None: ...
 
 class PathCounts(_message.Message):
     __slots__ = ("direct", "dialled_back", "punched", "relayed")

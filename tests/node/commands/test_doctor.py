@@ -21,6 +21,7 @@ from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError, StartError
 from swarm_protocol.identity import Identity
+from swarm_protocol.version import PROTOCOL_VERSION, software_version
 
 
 class Usage(NamedTuple):
@@ -41,6 +42,11 @@ def only(findings: object) -> Finding:
 def test_local_checks_pass_on_a_sound_machine(tmp_path: Path) -> None:
     found = [finding for check in doctor.LOCAL_CHECKS for finding in check(config(tmp_path))]
     assert [finding for finding in found if finding.result == "fail"] == []
+
+
+def test_check_versions_names_the_protocol_version(tmp_path: Path) -> None:
+    found = only(doctor.check_versions(config(tmp_path)))
+    assert found.message.startswith(f"swarm-node {software_version()}, protocol {PROTOCOL_VERSION}, Python ")
 
 
 def test_check_versions_names_what_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

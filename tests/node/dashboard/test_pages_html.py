@@ -223,6 +223,14 @@ def test_a_node_shows_the_path_from_here_and_its_own_counts(client: TestClient, 
     assert f"counted at each end: {path_counts(source.overview().paths)}." in client.get("/").text
 
 
+def test_a_node_shows_its_protocol_version_if_its_record_says_it(client: TestClient, source: ExampleSource) -> None:
+    peer_id, detail = next(iter(source.node_details.items()))
+    assert "<bdi>0.1.0</bdi>, protocol 7</dd>" in client.get(f"/nodes/{peer_id}").text
+    silent = detail.model_copy(update={"node": detail.node.model_copy(update={"protocol_version": 0})})
+    with opened(ExampleSource(source.shown, node_details={peer_id: silent})) as other:
+        assert "<bdi>0.1.0</bdi></dd>" in other.get(f"/nodes/{peer_id}").text
+
+
 def test_the_page_of_the_dashboard_s_own_node_says_that_it_is_its_own() -> None:
     source = example_source(1)
     [node] = source.nodes()

@@ -16,7 +16,8 @@ from unittest.mock import Mock
 
 import pytest
 from swarm_node import cli, diagnostics, interrupts
-from swarm_node.commands.command_options import spread
+from swarm_node.commands.command_options import Command, spread
+from swarm_node.commands.help_text import MAX_UNDIVIDED
 from swarm_node.settings.config import SETTINGS
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.version import PROTOCOL_VERSION, software_version
@@ -84,6 +85,22 @@ def test_help_of_join_names_the_work_before_the_details_of_the_network(capsys: p
     text = capsys.readouterr().out
     places = [text.index(f"  --{name}") for name in ("peers", "run", "model", "max-memory", "listen", "log-level")]
     assert places == sorted(places)
+
+
+@pytest.mark.parametrize("entry", cli.COMMANDS, ids=lambda entry: entry.name)
+def test_help_divides_many_options_into_sections(entry: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*entry.name.split(), "--help"]) == 0
+    text = capsys.readouterr().out.partition("\n  Example: ")[0]
+    options = re.findall(r"^  (?:-\w, )?--([a-z-]+)", text, re.MULTILINE)
+    assert sorted(options) == sorted({*options})
+    assert {name.replace("_", "-") for name in entry.settings} <= {*options}
+    titles = re.findall(r"^([A-Z][\w ]+):$", text, re.MULTILINE)
+    if len(options) <= MAX_UNDIVIDED:
+        assert "Options" in titles
+        return
+    assert (titles[0], titles[-1]) == ("Network", "Other options")
+    sizes = [len(re.findall("^  -", part, re.MULTILINE)) for part in re.split(r"^[A-Z][\w ]+:$", text, flags=re.M)[1:]]
+    assert max(sizes) <= MAX_UNDIVIDED
 
 
 @pytest.mark.parametrize("command", ["chat", "models check"])

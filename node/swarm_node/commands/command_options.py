@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
-from typer.core import TyperArgument, TyperCommand
 
+from swarm_node.commands.help_text import HelpfulCommand
 from swarm_node.settings import config_sources
 from swarm_node.settings.config import SETTINGS, Config, UsageError, Value, default_text
 from swarm_node.settings.parsers import RUN_ID_FORM, HubId, RunId, parse_run
@@ -99,25 +99,6 @@ class Flags:
         return config_sources.resolve_home(self.values)
 
 
-class _HelpfulCommand(TyperCommand):
-    """Shows arguments as the list of commands names them. They are hidden from typer's own help, which would add the
-    names of its types and take all for optional."""
-
-    @property
-    def arguments(self) -> list[tuple[str, str]]:
-        """The name of each argument, in brackets if it is optional, and its help text."""
-        return [(str(each.metavar), str(each.help)) for each in self.params if isinstance(each, TyperArgument)]
-
-    def collect_usage_pieces(self, _ctx: Any) -> list[str]:
-        return ["[OPTIONS]", *(name for name, _ in self.arguments)]
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        if self.arguments:
-            with formatter.section("Arguments"):
-                formatter.write_dl(self.arguments)
-        super().format_options(ctx, formatter)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One command: its line in the help, its code (`module:function`, imported when it runs) and its options.
@@ -160,7 +141,7 @@ class Command:
         callback.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         # without short_help the list of commands cuts the purpose off
         epilog = f"Example: {self.example}"
-        app.command(self.name.split()[-1], cls=_HelpfulCommand, short_help=self.purpose, epilog=epilog)(callback)
+        app.command(self.name.split()[-1], cls=HelpfulCommand, short_help=self.purpose, epilog=epilog)(callback)
 
 
 _WITH_VALUE = frozenset("--" + name.replace("_", "-") for name, setting in SETTINGS.items() if setting.metavar)

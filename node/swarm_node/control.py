@@ -76,9 +76,9 @@ class ControlClient:
     def _ask(self, method: str, request: bytes) -> bytes:
         pid = self._home.owner()
         if pid is None:
+            start = "start a daemon with `swarm-node join`, or " if method == "Status" else "if one runs elsewhere, "
             raise PeerUnreachable(
-                f"no daemon is running in {self._home.path}",
-                remedy="start a daemon with `swarm-node join`, or name its directory with --home",
+                f"no daemon is running in {self._home.path}", remedy=f"{start}name its directory with --home"
             )
         deadline_s = DEADLINE_S
         if not self._home.socket.exists():

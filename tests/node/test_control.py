@@ -156,6 +156,9 @@ def test_client_without_a_daemon_says_so_at_once(tmp_path: Path) -> None:
     with pytest.raises(PeerUnreachable, match="no daemon is running") as error:
         ControlClient(Home(tmp_path)).status()
     assert "swarm-node join" in error.value.remedy
+    with pytest.raises(PeerUnreachable, match="no daemon is running") as error:
+        ControlClient(Home(tmp_path)).leave(drain=True)
+    assert error.value.remedy == "if one runs elsewhere, name its directory with --home"
 
 
 def test_client_in_a_home_of_another_user_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,7 @@ def run(flags: Flags) -> int:
         raise ConfigError(
             f"cannot read {path}: it is not a file", remedy="give --nodes a TOML file with [[nodes]] tables"
         )
+    read_nodes(path, 1)  # refuses a wrong file before torch is imported, though the number of blocks is not known yet
     emitter = Emitter(json=flags.json)
     say_loading(emitter)
     with lean_imports():

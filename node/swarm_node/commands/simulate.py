@@ -78,6 +78,11 @@ def _load(path: Path, seed: int | None) -> Scenario:
     table = parse_toml(_read(path), path, remedy="docs/guides/simulate.md has an example")
     if not table:
         raise ConfigError(f"{path} is empty", remedy="docs/guides/simulate.md has an example")
+    if isinstance(table.get("nodes"), list):
+        raise ConfigError(
+            f"{path} lists nodes, as for swarm-node plan; in a scenario, nodes is their number",
+            remedy=f"use swarm-node plan --nodes {path}, or write a scenario as in docs/guides/simulate.md",
+        )
     if seed is not None:
         table["seed"] = seed
     churn = table.get("churn")

@@ -56,6 +56,16 @@ def test_plan_with_a_gap_says_what_closes_it(model: Path, tmp_path: Path, capsys
     assert "→ a node with" in capsys.readouterr().out
 
 
+def test_wrong_nodes_file_is_refused_before_torch_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarm_node.commands.plan.say_loading", lambda _: pytest.fail("torch would be loaded"))
+    (tmp_path / "config.json").write_text("{}")
+    path = nodes_file(tmp_path, ATTIC.replace("800MB", "much"))
+    assert cli.run(["plan", "--model", str(tmp_path), "--nodes", str(path)]) == 1
+    assert f"memory of node 1 in {path} " in capsys.readouterr().err
+
+
 def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
     cellar = '[[nodes]]\nname = "cellar"\nmemory = 1000\ntokens_per_s = 25\nrelayed = true\n'
     one, two = read_nodes(

@@ -42,6 +42,16 @@ def test_simulate_refuses_a_missing_directory_before_it_simulates(
     assert "minute 1" not in error
 
 
+def test_simulate_of_a_file_for_plan_names_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "nodes.toml"
+    path.write_text('[[nodes]]\nname = "attic"\nmemory = "24GiB"\n')
+    assert cli.run(["simulate", str(path)]) == 1
+    assert capsys.readouterr().err == (
+        f"error: {path} lists nodes, as for swarm-node plan; in a scenario, nodes is their number\n"
+        f"  → use swarm-node plan --nodes {path}, or write a scenario as in docs/guides/simulate.md\n"
+    )
+
+
 @pytest.mark.parametrize("out", [".", "..", "/"])
 def test_simulate_refuses_an_out_without_a_name(tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str) -> None:
     (tmp_path / "small.toml").write_text("nodes = 5")

@@ -86,8 +86,9 @@ def export_hf(
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         refusal = _system_error(error)
-        remedy = write_remedy(refusal)
-        raise ConfigError(f"{directory} cannot be written: {reason_of(refusal)}", remedy=remedy) from error
+        parent = next(each for each in directory.absolute().parents if each.exists())
+        message = f"the model cannot be written to {parent}: {reason_of(refusal)}"
+        raise ConfigError(message, remedy=write_remedy(refusal)) from error
 
 
 def _system_error(error: OSError | SafetensorError) -> Exception:

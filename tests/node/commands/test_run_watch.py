@@ -14,13 +14,16 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from support.node_settings import resolve
+from support.replica_states import state_of
 from swarm.testing import virtual_time
 from swarm.training.outside.observer import CommittedStep
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import write_run
 from swarm.training.run.run_model import module_run
-from swarm.training.run.signed_run import SignedRun
+from swarm.training.run.signed_run import SignedRun, sign_mapping, to_mapping
+from swarm.training.state.checkpoint import Checkpoint, save_checkpoint
 from swarm.training.trainer_events import OtherHistory
+from swarm_node import cli
 from swarm_node.commands import run_watch
 from swarm_node.commands.run_watch import RunWatcher
 from swarm_node.events.emitter import Emitter
@@ -206,6 +209,21 @@ def test_watch_writes_curves_of_the_observed_values(tmp_path: Path, monkeypatch:
     emitter = Emitter(json=True, out=io.StringIO(), err=io.StringIO())
     virtual_time.run(run_watch._watch(RUN, config, emitter))
     assert list((tmp_path / RUN.run_id / "watch").iterdir())
+
+
+def test_watch_of_a_run_whose_last_state_this_home_keeps_ends_without_asking_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, story = tmp_path / "run.toml", RunConfig(name="x", outer_steps=2)
+    run = sign_mapping(story, to_mapping(story), Identity(bytes(32)), 1)
+    path.write_text(run.text)
+    state = state_of(torch.ones(3), outer_step=2)
+    save_checkpoint(tmp_path / "checkpoints" / run.run_id, Checkpoint(state=state, inner={}))
+    monkeypatch.setattr(run_watch, "_watch", lambda *_: pytest.fail("members would be asked"))
+    peer = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWHoK2zDpTB25vHJF4swgbFQqKcK3ruE4pJzSFjXSEDigi"
+    assert cli.run(["run", "watch", str(path), "--home", str(tmp_path), "--peers", peer, "--json"]) == 0
+    (event,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (event["event"], event["outer_step"], event["digest"]) == ("run_finished", 2, state.digest.hex())
 
 
 def test_watch_reports_once_that_members_do_not_answer() -> None:

@@ -198,6 +198,14 @@ def load_at(directory: Path) -> Checkpoint:
         ) from error
 
 
+def digest_at(folder: Path, outer_step: int) -> bytes:
+    """Return the digest of the state in the checkpoint of `outer_step`, or b"" if it is missing or damaged. Reads only
+    its manifest."""
+    with suppress(OSError, PeerViolation, ValueError):
+        return Manifest.from_bytes((_directory(folder, outer_step) / _MANIFEST).read_bytes()).digest()
+    return b""
+
+
 def load_newest(folder: Path) -> Checkpoint | None:
     """Return the newest undamaged checkpoint, or None. A damaged one is skipped with a warning."""
     for directory in _directories(folder):

@@ -20,6 +20,7 @@ from support.replica_states import state_of
 from swarm.training.state import checkpoint as checkpoint_module
 from swarm.training.state.checkpoint import (
     Checkpoint,
+    digest_at,
     discard_unfinished,
     load_newest,
     load_step,
@@ -74,6 +75,8 @@ def test_load_newest_gives_the_saved_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(found.inner["exp_avg"], saved.inner["exp_avg"])
     assert (found.certificate, found.history) == (saved.certificate, saved.history)
     assert place == tmp_path / "run" / "step-0000000000003"
+    assert digest_at(tmp_path / "run", 3) == saved.state.digest
+    assert digest_at(tmp_path / "run", 4) == b""
 
 
 def test_load_newest_gives_none_without_a_checkpoint(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -280,7 +281,8 @@ class _Pages:
         asked["sort"] = asked["sort"] if asked["sort"] in SORTS else "name"
         found = [node for node in self._source.nodes() if _matches(node, asked)]
         found.sort(key=SORTS[asked["sort"]])
-        return "nodes.html", {"asked": asked, "nodes": paged(found, request.query_params.get("page"))}
+        states = Counter(node.state for node in found)
+        return "nodes.html", {"asked": asked, "nodes": paged(found, request.query_params.get("page")), "states": states}
 
     async def node(self, request: Request) -> Content:
         detail = await self._source.node(_name(request))

@@ -386,6 +386,8 @@ def test_a_prompt_is_answered_and_its_path_is_drawn(
         rows = page.locator("#trace tbody tr")
         expect(rows).to_have_count(2)
         assert page.locator("#trace .lead").inner_text().startswith("3 tokens over 2 hops")
+        # two tokens in the 180 ms after the first
+        assert page.locator("#trace .lead").inner_text().endswith(", 11.1 tokens per second after the first.")
         times = ["1", "ms", "10", "ms", "20", "ms", "31", "ms"]
         assert rows.nth(0).inner_text().split() == ["<i>cedar", "…JoWQrV1z", "0:12", *times]
         assert rows.nth(0).locator("th .nowrap").inner_text() == "…JoWQrV1z", "it must not be broken over two lines"

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -196,6 +197,43 @@ def test_nodes_are_found_by_name_and_filtered_by_state(client: TestClient, sourc
     assert source.node_details[fastest].node.decode_tokens_per_s == 78.0
 
 
+def test_number_of_listed_nodes_is_divided_by_state_if_some_are_not_alive() -> None:
+    source = example_source(3)
+    with opened(source) as client:
+        assert '<h2 id="found">3 nodes</h2>' in client.get("/nodes").text
+    for state, node in zip(("leaving", "gone"), source.nodes(), strict=False):
+        detail = source.node_details[node.peer_id]
+        source.node_details[node.peer_id] = detail.model_copy(update={"node": node.model_copy(update={"state": state})})
+    with opened(source) as client:
+        assert '<h2 id="found">3 nodes: 1 alive, 1 leaving, 1 gone</h2>' in client.get("/nodes").text
+        assert '<h2 id="found">1 node found</h2>' in client.get("/nodes", params={"state": "gone"}).text
+
+
+def test_axis_of_blocks_ends_with_the_last_block() -> None:
+    source = example_source(12)
+    for num_blocks, shown in ((6, "0 1 2 3 4 5"), (36, "0 9 18 26 35")):
+        name, detail = next(iter(source.model_details.items()))
+        few = detail.model.model_copy(update={"num_blocks": num_blocks})
+        source.model_details[name] = detail.model_copy(update={"model": few, "replicas": (2,) * num_blocks})
+        with opened(source) as client:
+            text = client.get(f"/models/{quote(name, safe='')}").text
+        axis = text.partition('<div class="x-labels')[2].partition("</div>")[0]
+        assert " ".join(re.findall(r"<span>(\d+)</span>", axis)) == shown
+
+
+def test_run_explains_its_words_as_the_glossary_does(client: TestClient, source: ExampleSource) -> None:
+    text = client.get(f"/runs/{source.overview().runs[0].run}").text
+    words = re.findall(
+        r"<dt>([\w ]+)</dt><dd>([^<]+)</dd>", text.partition('<dl class="words">')[2].partition("</dl>")[0]
+    )
+    assert [word for word, _ in words] == ["Endorsement", "Proved step", "Probation", "To count fully"]
+    glossary = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text()
+    for word in ("endorsement", "probation"):
+        (meaning,) = [line.split(" | ")[1] for line in glossary.splitlines() if line.startswith(f"| {word} |")]
+        explained = dict(words)[word.capitalize()].casefold()
+        assert explained.startswith(meaning.partition(";")[0].casefold())
+
+
 def test_end_of_a_peer_id_in_a_name_is_not_broken_over_two_lines() -> None:
     source = example_source(1)
     [node] = source.nodes()
@@ -370,6 +408,7 @@ def test_unreachable_server_is_marked(client: TestClient, source: ExampleSource)
     html = client.get(f"/models/{quote(name, safe='')}").text
     source.model_details[name] = detail
     assert html.count(">unreachable</span>") == 1
+    assert "a request of this page's gateway failed there" in html
 
 
 def test_convicted_server_is_marked_with_what_it_signed(client: TestClient, source: ExampleSource) -> None:

@@ -21,7 +21,7 @@ const counted = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
 function summary(trace, numHops) {
   const answered = Math.max((trace.total_ms ?? 0) - (trace.first_token_ms ?? 0), 0);
-  const rate = trace.num_tokens > 1 && answered ? `, ${((1000 * (trace.num_tokens - 1)) / answered).toFixed(1)} tokens per second` : "";
+  const rate = trace.num_tokens > 1 && answered ? `, ${((1000 * (trace.num_tokens - 1)) / answered).toFixed(1)} tokens per second after the first` : "";
   return make(
     "p",
     { class: "lead strong" },

@@ -44,7 +44,7 @@ class HelpfulCommand(TyperCommand):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         options = [each for each in self.get_params(ctx) if not isinstance(each, TyperArgument)]
-        left = {each.name: each.get_help_record(ctx) for each in options}
+        left = {each.name: record for each in options if (record := each.get_help_record(ctx)) is not None}
         sections = {"Arguments": self.arguments}
         if len(left) > MAX_UNDIVIDED:
             for title, names in SECTIONS.items():

@@ -30,10 +30,11 @@ from swarm_node.commands.models import publish_directory
 from swarm_node.events.emitter import Emitter
 from swarm_node.formatting import plural, size
 from swarm_node.network_join import FIND_S, retried, visiting
-from swarm_node.roles.sources import kept_copy, run_of_id
+from swarm_node.roles.sources import run_of_id
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
 from swarm_node.storage.home import Home
+from swarm_node.storage.kept_runs import kept_copy
 
 _ELSEWHERE = (
     "name the home of a node that trained it with --home, a copy of its checkpoints with --checkpoint, "

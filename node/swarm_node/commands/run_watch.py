@@ -15,7 +15,7 @@ from swarm.training.outside.observer import Observer, shortage_of
 from swarm.training.run.run_copy import find_run
 from swarm.training.run.run_file import load_signed_run
 from swarm.training.run.signed_run import SignedRun
-from swarm.training.state.checkpoint import digest_at
+from swarm.training.state.checkpoint_names import digest_at
 from swarm_protocol.errors import PeerTimeout, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import TrainerRecord
@@ -26,10 +26,10 @@ from swarm_node.events.emitter import Emitter
 from swarm_node.events.tensorboard_files import recorded
 from swarm_node.formatting import duration
 from swarm_node.network_join import visiting
-from swarm_node.roles.sources import kept_copy
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import RunId
 from swarm_node.storage.home import Home
+from swarm_node.storage.kept_runs import kept_copy
 
 POLL_S = 1.0
 OTHERS_S = 10.0
@@ -56,13 +56,14 @@ def watch(flags: Flags) -> int:
     config, which, emitter = with_peers(flags), file_or_id(flags), Emitter(json=flags.json)
     diagnostics.begin_work()
     home = Home(config.home)
-    run = load_signed_run(which) if isinstance(which, Path) else kept_copy(home, which.run_id)
-    if run is not None and (digest := digest_at(home.checkpoints / run.run_id, run.config.outer_steps)):
+    kept = kept_copy(home, which.run_id, load_signed_run) if isinstance(which, RunId) else None
+    run = load_signed_run(which) if isinstance(which, Path) else kept or which
+    if isinstance(run, SignedRun) and (digest := digest_at(home.checkpoints / run.run_id, run.config.outer_steps)):
         # a node of this home has trained the run to its end: its members may have left long ago
         emitter.emit("run_finished", run=run.run_id, outer_step=run.config.outer_steps, digest=digest.hex())
         return 0
     say_joining(config, emitter)
-    return asyncio.run(_watch(run or which, config, emitter))
+    return asyncio.run(_watch(run, config, emitter))
 
 
 async def _watch(which: SignedRun | RunId, config: Config, emitter: Emitter) -> int:

@@ -1,8 +1,7 @@
 """Finds the files of a served model and the signed file of a run.
 
 A model's files come from a local directory, which is used as it is, or from a hub, from which only the needed files are
-downloaded. A run's file is at a path, or for a run's id in this home or at the run's members. A copy is kept beside the
-run's checkpoints, so that a restart needs no member and `run export` knows which run they belong to.
+downloaded. A run's file is at a path, or for a run's id in this home or at the run's members.
 
 Functions block and must run in threads, except `run_of_id`.
 """
@@ -10,7 +9,6 @@ Functions block and must run in threads, except `run_of_id`.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -25,20 +23,18 @@ from swarm.serving.model.hub_download import OnProgress, download_blocks, find_c
 from swarm.start_checkpoint import CheckpointSource
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_copy import find_run
-from swarm.training.run.run_file import load_checked_run
 from swarm.training.run.run_model import check_model
 from swarm.training.run.signed_run import SignedRun
-from swarm_protocol.errors import ConfigError, IntegrityError
+from swarm_protocol.errors import ConfigError
 
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId
-from swarm_node.storage.home import Home, explained, write_private
+from swarm_node.storage.home import Home
+from swarm_node.storage.kept_runs import kept_copy
 
 if TYPE_CHECKING:
     from swarm.serving.model.family_check import CheckedFamily
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 REPORT_S = 2.0
@@ -115,30 +111,6 @@ class ProgressReports:
             self._is_under_way = not is_whole
             self._next_s = self._clock() + REPORT_S
             self._report(num_bytes, total_bytes)
-
-
-def copy_path(home: Home, run_id: str) -> Path:
-    return home.checkpoints / run_id / "run.toml"
-
-
-def keep_copy(home: Home, run: SignedRun) -> None:
-    """Keep the run's file in the home, replacing a damaged copy. Raises ConfigError if it cannot be written."""
-    path, data = copy_path(home, run.run_id), run.text.encode()
-    with explained("keep the run's file", path):
-        if data and not (path.exists() and path.read_bytes() == data):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_private(path, data)
-
-
-def kept_copy(home: Home, run_id: str) -> SignedRun | None:
-    """Return the run if this home has an intact copy of its file, or None."""
-    path = copy_path(home, run_id)
-    try:
-        run = load_checked_run(path) if path.exists() else None
-    except (ConfigError, IntegrityError) as error:
-        logger.warning("the copy of the run in %s is not used: %s", path, error)
-        return None
-    return run if run is not None and run.run_id == run_id else None
 
 
 async def run_of_id(network: Network, membership: Membership, home: Home, run_id: str) -> tuple[SignedRun, str]:

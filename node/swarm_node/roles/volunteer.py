@@ -38,11 +38,12 @@ from swarm_node.node import Node, NodeRole, RelayUse
 from swarm_node.roles.helper import ModelNeed, Need, RunNeed
 from swarm_node.roles.run_entry import check_may_enter
 from swarm_node.roles.serving import ModelServing, model_name
-from swarm_node.roles.sources import check_served, keep_copy, run_of_id
+from swarm_node.roles.sources import check_served, run_of_id
 from swarm_node.roles.training import RunTraining, local_options
 from swarm_node.settings.config import Config
 from swarm_node.settings.parsers import HubId, RunId, parse_model
 from swarm_node.storage.home import Home
+from swarm_node.storage.kept_runs import keep_copy
 
 NUM_LOOKS, LOOK_S = 5, 1.0
 """Searches for members of a run, and seconds between them. Their records may just be arriving."""

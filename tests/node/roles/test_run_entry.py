@@ -11,9 +11,9 @@ from support.node_settings import resolve
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import sign_run
 from swarm_node.roles.run_entry import check_may_enter
-from swarm_node.roles.sources import keep_copy
 from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
+from swarm_node.storage.kept_runs import keep_copy
 from swarm_protocol.errors import ConfigError
 from swarm_protocol.identity import Identity
 from swarm_protocol.run_credentials import invite_to_run

@@ -18,10 +18,11 @@ from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import sign_run
 from swarm_node import cli
 from swarm_node.roles.serving import ModelServing, _options, model_name
-from swarm_node.roles.sources import REPORT_S, ProgressReports, copy_path, find_source, keep_copy, kept_copy
+from swarm_node.roles.sources import REPORT_S, ProgressReports, find_source
 from swarm_node.settings.parsers import HubId, RunId, parse_model, parse_run
 from swarm_node.shutdown import Shutdown
 from swarm_node.storage.home import Home
+from swarm_node.storage.kept_runs import copy_path, keep_copy, kept_copy
 from swarm_protocol.errors import ConfigError, SessionError
 from swarm_protocol.identity import Identity
 from transformers import LlamaConfig, LlamaForCausalLM

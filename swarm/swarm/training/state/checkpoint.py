@@ -34,6 +34,7 @@ from safetensors import SafetensorError, safe_open
 from swarm_protocol.errors import ConfigError, IntegrityError, PeerViolation, reason_of
 from torch import Tensor
 
+from swarm.training.state.checkpoint_names import MANIFEST, directory_of
 from swarm.training.state.replica_state import Assembly, Manifest, ReplicaState
 from swarm.whole_files import flush, joined, split
 
@@ -92,7 +93,7 @@ def write_file(path: Path, *parts: Iterator[bytes | memoryview]) -> None:
         os.fsync(file.fileno())
 
 
-_MANIFEST, _STATE, _INNER, _CERTIFICATE = "manifest.bin", "state.safetensors", "inner.safetensors", "certificate.bin"
+_STATE, _INNER, _CERTIFICATE = "state.safetensors", "inner.safetensors", "certificate.bin"
 _HISTORY = "history.bin"
 
 
@@ -156,7 +157,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
     """
     if keep < 1:
         raise ValueError("keep at least one checkpoint")
-    directory = _directory(folder, checkpoint.state.outer_step)
+    directory = directory_of(folder, checkpoint.state.outer_step)
     if not _is_sound(directory, checkpoint):
         _write(folder, directory, checkpoint)
     # newer ones are damaged, or of a history that the run's author ended with a resume order
@@ -185,7 +186,7 @@ def is_checkpoint(directory: Path) -> bool:
 
 def load_step(folder: Path, outer_step: int) -> Checkpoint:
     """Return the checkpoint of `outer_step`. Raises IntegrityError if it is missing or damaged."""
-    return load_at(_directory(folder, outer_step))
+    return load_at(directory_of(folder, outer_step))
 
 
 def load_at(directory: Path) -> Checkpoint:
@@ -196,14 +197,6 @@ def load_at(directory: Path) -> Checkpoint:
         raise IntegrityError(
             f"the checkpoint {directory} is not whole: {error.message}", remedy="choose another"
         ) from error
-
-
-def digest_at(folder: Path, outer_step: int) -> bytes:
-    """Return the digest of the state in the checkpoint of `outer_step`, or b"" if it is missing or damaged. Reads only
-    its manifest."""
-    with suppress(OSError, PeerViolation, ValueError):
-        return Manifest.from_bytes((_directory(folder, outer_step) / _MANIFEST).read_bytes()).digest()
-    return b""
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
@@ -270,7 +263,7 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
     with (partial / _INNER).open("rb") as inner:
         digest = _digest(inner, checkpoint.certificate + history)
     write_file(partial / _DIGEST, iter([digest]))
-    write_file(partial / _MANIFEST, iter([state.manifest.to_bytes()]))
+    write_file(partial / MANIFEST, iter([state.manifest.to_bytes()]))
 
 
 def _tensors_of(state: ReplicaState) -> dict[str, Tensor]:
@@ -283,10 +276,6 @@ def _directories(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if _NAME.fullmatch(path.name)), reverse=True)
-
-
-def _directory(folder: Path, outer_step: int) -> Path:
-    return folder / f"step-{outer_step:013d}"
 
 
 def step_of(directory: Path) -> int:
@@ -312,7 +301,7 @@ def _load(directory: Path) -> Checkpoint:
         with (directory / _INNER).open("rb") as inner:
             if _digest(inner, certificate + history) != (directory / _DIGEST).read_bytes():
                 raise IntegrityError("the inner optimizer's state or a certificate does not match their digest")
-        manifest = Manifest.from_bytes((directory / _MANIFEST).read_bytes())
+        manifest = Manifest.from_bytes((directory / MANIFEST).read_bytes())
         state = _load_state(directory / _STATE, manifest)
         # copies, since memory-mapped tensors would change with the file
         with safe_open(directory / _INNER, framework="pt") as file:

@@ -20,7 +20,6 @@ from support.replica_states import state_of
 from swarm.training.state import checkpoint as checkpoint_module
 from swarm.training.state.checkpoint import (
     Checkpoint,
-    digest_at,
     discard_unfinished,
     load_newest,
     load_step,
@@ -28,6 +27,7 @@ from swarm.training.state.checkpoint import (
     steps_in,
     write_inner,
 )
+from swarm.training.state.checkpoint_names import digest_at
 from swarm.training.state.lease import Cursor, LeaseStripe
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.errors import ConfigError, IntegrityError

@@ -96,6 +96,13 @@ def test_overview_of_a_small_swarm_equals_the_stored_text() -> None:
     assert rendering.overview(shown, 100).plain.startswith(SNAPSHOT)
 
 
+def test_server_that_the_dashboard_s_gateway_cannot_reach_is_shown_as_unreachable() -> None:
+    (detail,) = swarm(8).model_details.values()
+    first, *others = detail.servers
+    lost = detail.model_copy(update={"servers": (first.model_copy(update={"unreachable": True}), *others)})
+    assert rendering.model(lost, 100).plain.count("unreachable: the gateway's requests to it failed\n") == 1
+
+
 def test_run_that_trains_no_more_has_no_speed() -> None:
     view = swarm(8).overview()
     still = view.model_copy(update={"runs": (view.runs[0].model_copy(update={"tokens_per_s": None}),)})

@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_file import template
 from swarm_node import cli
+from swarm_node.commands.help_text import divide
 from swarm_node.commands.run import DEFAULT_NAME
 from swarm_node.settings.config import SETTINGS, default_text
 from swarm_node.settings.config_sources import ENV_PREFIX
@@ -111,14 +112,14 @@ def commands_page() -> str:
     ]
     for name, command in _commands(typer.main.get_command(cli.app)):
         arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
-        options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
         words = " ".join(["swarm-node", name, *(argument.metavar for argument in arguments), "[OPTIONS]"])
         parts += [f"\n## {name}\n", f"{command.help}\n", f"```text\n{words}\n```\n"]
         parts += [f"`{argument.metavar.strip('[]')}`: {argument.help}\n" for argument in arguments]
-        parts += ["| option | value | meaning |", "|---|---|---|"]
-        parts += [
-            _row(_flags(option), f"`{option.metavar}`" if option.metavar else "", option.help) for option in options
-        ]
+        for title, options in divide(command.params).items():
+            parts += [f"\n{title}:\n", "| option | value | meaning |", "|---|---|---|"]
+            parts += [
+                _row(_flags(option), f"`{option.metavar}`" if option.metavar else "", option.help) for option in options
+            ]
         example = command.epilog.removeprefix("Example: ")
         parts.append(f"\nExample:\n\n```sh\n{example}\n```")
     return "\n".join(parts) + "\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from typer.core import TyperArgument, TyperCommand
@@ -43,16 +43,18 @@ class HelpfulCommand(TyperCommand):
         return ["[OPTIONS]", *(name for name, _ in self.arguments)]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        options = [each for each in self.get_params(ctx) if not isinstance(each, TyperArgument)]
-        left = {each.name: record for each in options if (record := each.get_help_record(ctx)) is not None}
-        sections = {"Arguments": self.arguments}
-        if len(left) > MAX_UNDIVIDED:
-            for title, names in SECTIONS.items():
-                sections[title] = [left.pop(name) for name in names if name in left]
-            sections["Other options"] = list(left.values())
-        else:
-            sections["Options"] = list(left.values())
-        for title, rows in sections.items():
-            if rows:
+        divided = divide(self.get_params(ctx))
+        rows = {title: [each.get_help_record(ctx) for each in options] for title, options in divided.items()}
+        for title, named in {"Arguments": self.arguments, **rows}.items():
+            if named:
                 with formatter.section(title):
-                    formatter.write_dl(rows)
+                    formatter.write_dl(named)
+
+
+def divide(parameters: Iterable[Any]) -> dict[str, list[Any]]:
+    """Return the options among a command's parameters, by the title of their section, in the order of the help."""
+    left = {each.name: each for each in parameters if not isinstance(each, TyperArgument)}
+    if len(left) <= MAX_UNDIVIDED:
+        return {"Options": list(left.values())}
+    found = {title: [left.pop(name) for name in names if name in left] for title, names in SECTIONS.items()}
+    return {title: options for title, options in {**found, "Other options": list(left.values())}.items() if options}

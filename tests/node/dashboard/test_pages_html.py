@@ -399,14 +399,14 @@ def test_other_weights_under_a_name_are_shown_with_a_remedy(client: TestClient, 
     assert "2 revisions under this name" in client.get("/").text
 
 
-def test_unreachable_server_is_marked(client: TestClient, source: ExampleSource) -> None:
-    name, detail = next((name, each) for name, each in source.model_details.items() if each.servers)
+def test_unreachable_server_is_marked() -> None:
+    source = example_source(12)
+    ((name, detail),) = source.model_details.items()
     first, *others = detail.servers
-    source.model_details[name] = detail.model_copy(
-        update={"servers": (first.model_copy(update={"convicted": None, "unreachable": True}), *others)}
-    )
-    html = client.get(f"/models/{quote(name, safe='')}").text
-    source.model_details[name] = detail
+    lost = first.model_copy(update={"unreachable": True})
+    source.model_details[name] = detail.model_copy(update={"servers": (lost, *others)})
+    with opened(source) as client:
+        html = client.get(f"/models/{quote(name, safe='')}").text
     assert html.count(">unreachable</span>") == 1
     assert "a request of this page's gateway failed there" in html
 

@@ -87,7 +87,6 @@ class EngineSequence:
         names: PageNames,
     ) -> None:
         self.sharer = sharer
-        self.client = sharer.peer_id
         self.blocks = blocks
         self.max_tokens = max_tokens
         self.page_table = page_table
@@ -162,7 +161,7 @@ class EngineSequence:
         self._engine.extend(self, -(-(self.length + x.shape[0]) // PAGE_TOKENS))
         loop = asyncio.get_running_loop()
         step = SequenceStep(
-            client=self.client,
+            sharer=self.sharer,
             blocks=self.blocks,
             num_tokens=x.shape[0],
             num_drafts=num_drafts,

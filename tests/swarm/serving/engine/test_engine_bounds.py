@@ -21,6 +21,8 @@ from support.arithmetic_span import (
     with_engine,
 )
 from swarm.serving.engine.engine import Engine
+from swarm.serving.engine.scheduler import QUANTUM_TOKENS
+from swarm.serving.engine.sequence import EngineSequence, StepOutput
 from swarm.serving.engine.span_speed import PREFILL_TOKENS, SpanSpeed
 from swarm.serving.model.batch import Batch, Want
 from swarm.serving.model.kv_pool import PAGE_TOKENS
@@ -120,6 +122,27 @@ def test_engine_serves_other_clients_in_time_when_one_sends_many_prompts(machine
             sequence.close()
 
     with_engine(work, span=Sums(on_run=machine.run), num_pages=80, max_step_ms=50)
+
+
+def test_engine_reads_a_prompt_in_about_twice_its_time_beside_many_keys_of_another_network(machine: Machine) -> None:
+    async def work(engine: Engine, span: Sums) -> None:
+        def read(client: str, network: str) -> asyncio.Task[StepOutput]:
+            sequence = engine.open(client=client, network=network, start=0, end=4, max_tokens=320)
+            opened.append(sequence)
+            return asyncio.create_task(sequence.step(ids(*prompt_of(320)), Want.NOTHING))
+
+        opened = list[EngineSequence]()
+        loads = [read(f"key {number}", "sybils") for number in range(14)]
+        await asyncio.sleep(0.001)
+        num_before = len(span.batches)
+        await read("visitor", "elsewhere")
+        num_tokens = sum(len(batch.x) for batch in span.batches[num_before:])
+        assert num_tokens <= 2 * 320 + QUANTUM_TOKENS
+        for sequence in opened:
+            sequence.close()
+        await asyncio.gather(*loads, return_exceptions=True)
+
+    with_engine(work, span=Sums(on_run=machine.run), num_pages=300, max_step_ms=50, speed=SPEED)
 
 
 @pytest.mark.parametrize("seed", range(4))

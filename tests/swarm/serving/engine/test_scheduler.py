@@ -1,4 +1,7 @@
-"""The plan for the next pass: it is bounded, never empty while work waits, and fair between clients."""
+"""The plan for the next pass: it is bounded, never empty while work waits, and fair between networks and their peers.
+
+A client is named by a letter, or by its network and a number, as in `lan.1`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 from swarm.serving.engine.scheduler import QUANTUM_TOKENS, BatchPlan, SchedulableStep, Scheduler
+from swarm.serving.peer_shares import Sharer
+from swarm.serving.server.deployment import ServerOptions
 
 BUDGET = 100
 ALL = (0, 4)
@@ -31,7 +36,8 @@ class Machine:
         self.scheduler: Scheduler[SchedulableStep] = Scheduler(max_batch=self.max_batch)
 
     def add(self, client: str, num_tokens: int = 1, blocks: tuple[int, int] = ALL) -> SchedulableStep:
-        work = SchedulableStep(client=client, blocks=blocks, num_tokens=num_tokens)
+        sharer = Sharer(client.partition(".")[0], client)
+        work = SchedulableStep(sharer=sharer, blocks=blocks, num_tokens=num_tokens)
         self.scheduler.add(work)
         self.waits[work] = 0
         return work
@@ -45,7 +51,7 @@ class Machine:
             assert 1 <= num_tokens <= work.num_tokens
             self.waits[work] = 0
             if index >= plan.num_decodes:
-                self.served[work.client] += num_tokens
+                self.served[work.sharer.peer_id] += num_tokens
             work.num_tokens -= num_tokens
             if not work.num_tokens:
                 self.scheduler.remove(work)
@@ -76,18 +82,39 @@ def test_plan_takes_a_decode_at_once_when_prompts_wait() -> None:
         assert (decode, 1) in machine.step().parts
 
 
-def test_plan_lets_clients_take_turns_when_decodes_do_not_fit() -> None:
+def test_plan_takes_decodes_in_the_order_in_which_they_came_when_they_do_not_fit() -> None:
     machine = Machine(max_batch=2)
-    runs: Counter[str] = Counter()
     for _ in range(60):
-        # each client has another decode ready at once, and the first one has many
-        for client, num_sequences in (("a", 10), ("b", 1), ("c", 1)):
-            ready = sum(work.client == client for work in machine.waits)
-            for _ in range(num_sequences - ready):
-                machine.add(client)
-        runs.update(work.client for work, _ in machine.step().parts)
-    assert max(runs.values()) - min(runs.values()) <= 2
-    assert machine.longest_wait <= 20  # ten sequences of one client that gets two decodes in three steps
+        for _ in range(12 - len(machine.waits)):
+            machine.add("a")
+        machine.step()
+    assert machine.longest_wait == 6
+    assert ServerOptions().max_sessions <= ServerOptions().max_batch, "the decodes of all of a server's clients fit"
+
+
+KEYS = [f"sybils.{number}" for number in range(40)]
+
+
+def test_plan_gives_keys_of_one_network_together_the_prompt_tokens_of_one_other_client() -> None:
+    machine = Machine()
+    for client in (*KEYS, "visitor", "lan.1", "lan.2"):
+        machine.add(client, 5_000)
+    for _ in range(90):
+        machine.step()
+    assert max(machine.served.values()) == machine.served["visitor"] >= 30 * BUDGET - QUANTUM_TOKENS
+    assert abs(machine.served["visitor"] - sum(machine.served[key] for key in KEYS)) <= QUANTUM_TOKENS
+    assert abs(machine.served["lan.1"] - machine.served["lan.2"]) <= QUANTUM_TOKENS
+
+
+def test_plan_runs_a_decode_in_every_other_pass_when_keys_of_another_network_use_many_ranges() -> None:
+    machine = Machine()
+    for number, key in enumerate(KEYS):
+        machine.add(key, 10_000, (0, 1 + number))
+    for _ in range(10):
+        decode = machine.add("visitor", 1, (1, 3))
+        machine.step()
+        machine.step()
+        assert decode.num_tokens == 0
 
 
 def test_plan_gives_a_client_no_more_when_its_prompts_are_in_many_sequences() -> None:
@@ -202,7 +229,7 @@ def test_plan_backlogged_clients_get_equal_shares(prompts: list[tuple[str, int]]
         left[client] += num_tokens + 1
     for _ in range(200):
         machine.step()
-        busy = [client for client in left if any(w.client == client and not w.is_decode for w in machine.waits)]
+        busy = [client for client in left if any(w.sharer.peer_id == client and not w.is_decode for w in machine.waits)]
         shares = [machine.served[client] for client in busy]
         if not busy:
             break

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Collection, Hashable, Iterator
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from swarm_protocol.errors import PeerRefused
 
@@ -49,7 +49,23 @@ class Sharer(NamedTuple):
 
 
 Party = tuple[Hashable, ...]
-"""A party of a level: `sharer[:1]` names a network, and `sharer[:2]` a peer."""
+"""A party of a level: `sharer[:1]` names a network, and `sharer[:2]` a peer. `()` names all peers together."""
+
+Limits = tuple[int, int, int]
+"""Limits of what all peers, those of one network, and one peer may hold."""
+
+
+def over_limit(
+    held: Collection[tuple[Sharer, int]], sharer: Sharer, num_more: int, limits: Limits
+) -> Literal["", "peer", "network", "all"]:
+    """Return who would hold too much if `sharer` had `num_more` beside what is `held`: "" if nobody would. Those that
+    hold nothing may have any amount."""
+    levels: tuple[Literal["all", "network", "peer"], ...] = "all", "network", "peer"
+    for depth in (2, 1, 0):
+        num_own = sum(num for other, num in held if other[:depth] == sharer[:depth])
+        if num_own and num_own + num_more > limits[depth]:
+            return levels[depth]
+    return ""
 
 
 class Held(Protocol):
@@ -74,13 +90,17 @@ H = TypeVar("H", bound=Held)
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The first refusal of a sequence that is asked for again and again, and the last one."""
+    """The largest sequence that a peer asks for again and again: the first refusal, and its last one."""
 
+    num_pages: int
     since_s: float
     last_s: float
 
+    def is_over(self, now_s: float) -> bool:
+        return now_s >= min(self.last_s + WAIT_S, self.since_s + KEPT_UNTIL_S)
+
     def is_kept(self, now_s: float) -> bool:
-        return now_s < self.last_s + WAIT_S and KEPT_AFTER_S <= now_s - self.since_s < KEPT_UNTIL_S
+        return now_s >= self.since_s + KEPT_AFTER_S and not self.is_over(now_s)
 
 
 class _Level:
@@ -127,9 +147,10 @@ class PeerShares(Generic[H]):
     goes to those that wait.
 
     Small sessions fit in what is freed, and a large one might wait for ever. So once one was asked for in vain for
-    KEPT_AFTER_S, its pages are kept for it until KEPT_UNTIL_S, but half of all pages at most: of several for the one
-    that was asked for first. Other sessions of its peer, such as those of a gateway's other users, must leave them, and
-    while its party waits those of others, too. After KEPT_S in vain, nothing is kept for the party for REST_S.
+    KEPT_AFTER_S, its pages are kept for it until KEPT_UNTIL_S, but half of all pages at most: of a peer's for the
+    largest, and of several peers' for the one that was asked for first. Other sessions of its peer, such as those of a
+    gateway's other users, must leave them, and while its party waits those of others, too. After KEPT_S in vain,
+    nothing is kept for the party for REST_S.
 
     No session is ended or kept from growing for the equal share. Answers take seconds, so room is soon free. But an
     answer may grow for minutes: while another party waits, no session grows if its party then holds over half. And a
@@ -161,7 +182,7 @@ class PeerShares(Generic[H]):
         self._what = what
         self._lacks_room = lacks_room
         self._networks, self._peers = self._levels = _Level(1, "network", "your network's"), _Level(2, "peer", "your")
-        self._turns = NewestItems[tuple[Sharer, int], _Turn](MAX_WAITING)  # by sharer and pages
+        self._turns = NewestItems[Sharer, _Turn](MAX_WAITING)
 
     def check(self, sharer: Sharer, num_pages: int, *, now_s: float) -> None:
         """Check that a peer may have another sequence of `num_pages`. Does not check for free room.
@@ -235,17 +256,23 @@ class PeerShares(Generic[H]):
         self._note_waiting(self._levels, sharer, num_pages, num_more, now_s)
         if not num_more:
             return  # what grows takes no turn: it is often refused, and then goes on elsewhere
-        turn = self._turns.get((sharer, num_pages))
-        if turn is None or now_s >= min(turn.last_s + WAIT_S, turn.since_s + KEPT_UNTIL_S):
-            turn = _Turn(now_s, now_s)
-        self._turns[sharer, num_pages] = _Turn(turn.since_s, now_s)
+        turn = self._turns.get(sharer)
+        if turn is None or turn.is_over(now_s):
+            self._turns[sharer] = _Turn(num_pages, now_s, now_s)
+        elif num_pages >= turn.num_pages:
+            self._turns[sharer] = _Turn(num_pages, turn.since_s, now_s)
 
     def admitted(self, sharer: Sharer, num_pages: int, *, now_s: float) -> None:
-        """Note that a peer was given what it asked for, so that it waits no more."""
-        turn = self._turns.pop((sharer, num_pages), None)
-        for level in self._levels:
-            level.waits_until_s.pop(sharer[: level.depth], None)
-            if turn is not None and turn.is_kept(now_s):
+        """Note that a peer was given what it asked for, so that it waits no more. Its network waits on with others."""
+        self._peers.waits_until_s.pop(sharer[:2], None)
+        if not self._peers.rivals_waiting(sharer, now_s):
+            self._networks.waits_until_s.pop(sharer[:1], None)
+        turn = self._turns.get(sharer)
+        if turn is None or turn.num_pages != num_pages:
+            return
+        del self._turns[sharer]
+        if turn.is_kept(now_s):
+            for level in self._levels:
                 level.kept_since_s.pop(sharer[: level.depth], None)
 
     def evictable(self, sharer: Sharer, num_pages: int, *, now_s: float) -> Iterator[H]:
@@ -300,9 +327,9 @@ class PeerShares(Generic[H]):
     def _num_kept_pages(self, sharer: Sharer, num_pages: int, now_s: float) -> int:
         """Return how many free pages a sequence of `num_pages` must leave for the one that was asked for first."""
         turns = {
-            key: turn.since_s
-            for key, turn in self._turns.items()
-            if turn.is_kept(now_s) and self._goes_before(key[0], sharer, now_s)
+            (other, turn.num_pages): turn.since_s
+            for other, turn in self._turns.items()
+            if turn.is_kept(now_s) and self._goes_before(other, sharer, now_s)
         }
         first = min(turns, key=turns.__getitem__, default=(sharer, num_pages))
         if first == (sharer, num_pages):

@@ -265,6 +265,31 @@ def test_shares_refuse_for_good_what_exceeds_the_server() -> None:
     assert refused.value.retry_after_s == 0
 
 
+@alike
+def test_room_is_kept_for_a_large_session_while_another_peer_asks_for_sessions_of_thousands_of_sizes() -> None:
+    shares = PeerShares(held(["gateway"], 6000), 8, 100 * ROOM)
+    for at_s in range(0, 2 * int(WAIT_S), 2):
+        shares.refused(sharer("visitor"), 5000, now_s=float(at_s), num_more=1)
+        for num_pages in range(1, 1100):
+            shares.refused(sharer("stranger"), num_pages, now_s=at_s + 1.0, num_more=1)
+    with pytest.raises(PeerRefused, match="no room for 50 more pages"):
+        shares.check_turn(sharer("gateway"), 50, num_free=4000, now_s=2 * WAIT_S)
+
+
+def test_network_waits_on_when_one_of_its_peers_is_admitted_and_others_wait() -> None:
+    server = Server()
+    for key in KEYS[:8]:
+        server.open(key)
+    for name in ("lan.1", "lan.2"):
+        server.refuses(name)
+    for number, name in enumerate(("lan.1", "lan.2")):
+        server.close_one(KEYS[number])
+        server.refuses(KEYS[8])
+        server.open(name)
+    server.close_one(KEYS[2])
+    server.open(KEYS[8])
+
+
 KEYS = [f"sybils.{number}" for number in range(100)]
 
 

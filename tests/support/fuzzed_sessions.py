@@ -19,6 +19,7 @@ from support.hostile_values import altered
 from support.plain_records import serve_record
 from swarm.router.routing import Hop
 from swarm.serving.model.shape import ModelShape
+from swarm.serving.peer_shares import Sharer
 from swarm.serving.server.session_queues import MAX_INBOX, Backpressure, SessionInbox
 from swarm.serving.session.client_state import PrefixStore
 from swarm.serving.session.session_actions import (
@@ -295,7 +296,7 @@ def play_session(data: bytes) -> Mapping[str, int]:
 class HeldSequence:
     """What an inbox uses of an `EngineSequence`, without the engine."""
 
-    max_tokens, blocks = MAX_TOKENS, (0, NUM_BLOCKS)
+    max_tokens, blocks, sharer = MAX_TOKENS, (0, NUM_BLOCKS), Sharer("network", "client")
 
     def __init__(self, start: int, length: int) -> None:
         self.blocks, self.length, self.num_queued = (start, NUM_BLOCKS), length, 0
@@ -355,7 +356,6 @@ def play_inbox(data: bytes) -> Mapping[str, int]:
     codec = chance.choice(("raw", "bf16", "int8"))
     sequence: Any = HeldSequence(chance.choice((0, 2)), chance.choice((0, 16)))
     inbox = SessionInbox(
-        "client",
         sequence,
         SPAN,
         codec,

@@ -19,6 +19,7 @@ from swarm.client.publishers import MAX_REMEMBERED, parse_publisher
 from swarm.router.routing import NoChain
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.model.model_files import open_model
+from swarm.serving.peer_shares import Sharer
 from swarm.serving.server import possession_server
 from swarm.serving.server.deployment import DTYPES, ServerOptions
 from swarm.serving.server.possession_server import CHALLENGE_S, HOUR_S, ChunkBudget
@@ -470,7 +471,7 @@ def test_convictions_that_others_use_stay_open_when_a_server_or_client_closes(bo
 class UsedUp(ChunkBudget):
     """A budget that other peers have always used up."""
 
-    def take(self, _peer_id: str, _num_chunks: int, _now_s: float) -> float:
+    def take(self, _sharer: Sharer, _num_chunks: int, _now_s: float) -> float:
         return HOUR_S
 
 

@@ -298,7 +298,7 @@ class ConnectionServer:
     async def _take_over(self, session: ServerSession, source: SequenceRef) -> None:
         """Fetch the cache of the sequence that the session continues. Raises SwarmError."""
         is_in_vain, limiter = False, self.push_connections.dial_limiter
-        if not limiter.begin(source.peer_id, session.client):
+        if not limiter.begin(source.peer_id, session.sequence.sharer):
             raise PeerRefused("the server does not dial that peer now", remedy="run the session again")
         try:
             await take_over(self._services.network, self._services.model, source, session.client, session.sequence)
@@ -306,7 +306,7 @@ class ConnectionServer:
             is_in_vain = True
             raise
         finally:
-            limiter.end(source.peer_id, session.client, rests=is_in_vain)
+            limiter.end(source.peer_id, session.sequence.sharer, rests=is_in_vain)
 
     def leave(self, sessions: Collection[ServerSession], within_s: float) -> None:
         """Ask the clients of these sessions to move to other servers."""

@@ -69,10 +69,10 @@ class ServerOptions(EngineOptions):
     """The limits and settings of a server, including those of its engine.
 
     `kv_bytes` of cache are shared by all sessions; a session that sends nothing for `idle_s` is ended. At most
-    `max_connections` connections are open. The waiting steps of all sessions together take up to `max_backlog_bytes`,
-    and those of one client up to three quarters of that. `published` is the manifest that the model's files have to
-    match; None means the one beside them, if there is one. `convictions` are the convicted servers that this process
-    knows; None means none.
+    `max_connections` connections are open. The waiting steps of all sessions together take up to `max_backlog_bytes`:
+    those of one provider's network up to three quarters of that, and of one client up to half. `published` is the
+    manifest that the model's files have to match; None means the one beside them, if there is one. `convictions` are
+    the convicted servers that this process knows; None means none.
 
     Raises ConfigError for invalid values.
     """

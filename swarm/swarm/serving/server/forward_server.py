@@ -26,7 +26,9 @@ from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, MAX
 from torch import Tensor
 
 from swarm.network.interface import EndOfStream, FailpointHook, Stream, StreamHandler, no_failpoints
+from swarm.network.peer_budgets import ProviderOf
 from swarm.serving.model.span import Span
+from swarm.serving.peer_shares import Limits, Sharer, over_limit
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.forward_call import Direction, ForwardCall, ForwardPace
 from swarm.serving.wire.tensor_stream import receive_floats, receive_tokens, send_tensor
@@ -50,16 +52,16 @@ MAX_CALL_S = 600.0
 
 
 class ForwardAdmission:
-    """Admits calls and counts their tensors: up to `max_bytes` for all calls, and half of that for one client's.
+    """Admits calls and counts their tensors: up to `max_bytes` for all calls, three quarters of that for those of one
+    provider's network, and half for one client's. `max_calls` are the numbers of calls for the same three.
 
     `num_bytes` and `num_calls` are 0 when there is no call.
     """
 
-    def __init__(self, *, max_bytes: int = 2 * MAX_CALL_BYTES, max_calls: int = 32, max_client_calls: int = 4) -> None:
+    def __init__(self, *, max_bytes: int = 2 * MAX_CALL_BYTES, max_calls: Limits = (32, 8, 4)) -> None:
         self._max_bytes = max_bytes
         self._max_calls = max_calls
-        self._max_client_calls = max_client_calls
-        self._calls: list[tuple[str, int]] = []
+        self._calls: list[tuple[Sharer, int]] = []
 
     @property
     def num_calls(self) -> int:
@@ -70,21 +72,22 @@ class ForwardAdmission:
         return sum(num_bytes for _, num_bytes in self._calls)
 
     @contextmanager
-    def reserved(self, client: str, num_bytes: int) -> Iterator[None]:
+    def reserved(self, client: Sharer, num_bytes: int) -> Iterator[None]:
         """Reserve `num_bytes` for a call of `client`. Raises PeerRefused, with `retry_after_s` if there may be room
         later."""
-        most = self._max_bytes // 2
+        limits = self._max_bytes, 3 * self._max_bytes // 4, self._max_bytes // 2
+        most = limits[-1]
         if num_bytes > most:
             raise PeerRefused(
                 f"the call takes {num_bytes} bytes, and a client may have {most} here",
                 remedy="use fewer or shorter sequences, or no logits",
                 lacks_room=True,
             )
-        own = [taken for peer_id, taken in self._calls if peer_id == client]
-        if len(own) >= self._max_client_calls or sum(own) + num_bytes > most:
-            raise self._busy("other calls of yours are under way")
-        if self.num_calls >= self._max_calls or self.num_bytes + num_bytes > self._max_bytes:
-            raise self._busy("others call, too")
+        calls = [(other, 1) for other, _ in self._calls]
+        full = {over_limit(calls, client, 1, self._max_calls)}
+        full.add(over_limit(self._calls, client, num_bytes, limits))
+        if full != {""}:
+            raise self._busy("other calls of yours are under way" if "peer" in full else "others call, too")
         call = (client, num_bytes)
         self._calls.append(call)
         try:
@@ -109,12 +112,14 @@ class ForwardServer:
         name: str,
         current: Callable[[], Deployment],
         *,
+        provider_of: ProviderOf,
         room: ForwardAdmission | None = None,
         failpoints: FailpointHook = no_failpoints,
     ) -> None:
         self.room = room or ForwardAdmission()
         self._name = name
         self._current = current
+        self._provider_of = provider_of
         self._failpoints = failpoints
         self._paces: WeakKeyDictionary[Deployment, ForwardPace] = WeakKeyDictionary()
         # the engine gets one piece at a time, so that its own passes run between any two
@@ -134,7 +139,7 @@ class ForwardServer:
                 asked = Compute.from_bytes(await stream.receive())
             deployed = self._current()
             call = ForwardCall(asked, direction, deployed, self._pace(deployed))
-            with self.room.reserved(peer_id, call.num_bytes):
+            with self.room.reserved(Sharer(self._provider_of(peer_id), peer_id), call.num_bytes):
                 async with asyncio.timeout(min(asked.deadline_s, MAX_CALL_S)):
                     await self._serve_call(call, stream)
         except EndOfStream:

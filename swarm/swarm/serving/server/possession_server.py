@@ -39,6 +39,7 @@ from swarm.newest_items import NewestItems
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.manifest.possession import STATEMENT_LIFETIME_S, ProofOutcome, ask_for_proof
 from swarm.serving.manifest.verification import HeldFile, read_chunk
+from swarm.serving.peer_shares import Limits, Party, Sharer
 from swarm.serving.server.deployment import LoadedSpan
 
 logger = logging.getLogger(__name__)
@@ -49,11 +50,9 @@ CHALLENGE_S = 90.0
 NUM_DRAWN = 1
 """Chunks of one challenge: many small challenges find a server that lacks a part as soon as a few large ones would."""
 
-PEER_CHUNKS = 64
-"""Maximum chunks for one peer in an hour: 4 MiB, a proof every few minutes."""
-
-ALL_CHUNKS = 1024
-"""Maximum chunks in an hour for all peers without a session, and again for all peers with one: 64 MiB each."""
+MAX_CHUNKS: Limits = (1024, 256, 64)
+"""Maximum chunks in an hour for all peers without a session, and again for all with one, for those of one provider's
+network, and for one peer: 64 MiB, 16 MiB, and 4 MiB, a proof every few minutes."""
 
 HOUR_S = 3600.0
 MAX_PEERS = 1024
@@ -62,17 +61,16 @@ MAX_READS = 2
 
 
 class ChunkBudget:
-    """A token bucket for chunks, for each peer and for all peers, that refills within an hour. It is pure: the time is
-    an argument."""
+    """A token bucket for chunks, for each peer, each network and all peers, that refills within an hour. It is pure:
+    the time is an argument."""
 
-    def __init__(self, peer_chunks: int = PEER_CHUNKS, all_chunks: int = ALL_CHUNKS) -> None:
-        self._peer_chunks = peer_chunks
-        self._all_chunks = all_chunks
-        self._left = NewestItems[str, tuple[float, float]](MAX_PEERS)  # by peer, "" for all: chunks left, and when
+    def __init__(self, max_chunks: Limits = MAX_CHUNKS) -> None:
+        self._max_chunks = max_chunks
+        self._left = NewestItems[Party, tuple[float, float]](MAX_PEERS)  # chunks left, and when
 
-    def take(self, peer_id: str, num_chunks: int, now_s: float) -> float:
+    def take(self, sharer: Sharer, num_chunks: int, now_s: float) -> float:
         """Take chunks for a peer and return 0. If too few are left, return the seconds until there are enough."""
-        most = {"": self._all_chunks, peer_id: self._peer_chunks}
+        most = {sharer[:depth]: limit for depth, limit in enumerate(self._max_chunks)}
         left = {key: self._left_at(key, most[key], now_s) - num_chunks for key in most}
         wait_s = max(-left[key] * HOUR_S / most[key] for key in most)
         if wait_s <= 0:
@@ -80,7 +78,7 @@ class ChunkBudget:
                 self._left[key] = left[key], now_s
         return max(0.0, wait_s)
 
-    def _left_at(self, key: str, most: int, now_s: float) -> float:
+    def _left_at(self, key: Party, most: int, now_s: float) -> float:
         left, since_s = self._left.get(key, (most, now_s))
         return min(most, left + (now_s - since_s) * most / HOUR_S)
 
@@ -117,7 +115,8 @@ class PossessionServer:
                 raise PeerViolation("the request draws a chunk of no file that is served here", peer_id=peer_id)
         now_s = asyncio.get_running_loop().time()
         budget = self._users_budget if peer_id in self._users() else self._others_budget
-        wait_s = budget.take(peer_id, len(request.drawn), now_s)
+        sharer = Sharer(self._network.provider_of(peer_id), peer_id)
+        wait_s = budget.take(sharer, len(request.drawn), now_s)
         if wait_s:
             raise PeerRefused("enough was proven for now", remedy="ask again later", retry_after_s=wait_s)
         async with self._reads:

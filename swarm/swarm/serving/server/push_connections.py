@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -26,17 +27,16 @@ from swarm_protocol.rows import TOKENS, Rows
 from swarm_protocol.session_frames import Frame, Push, PushRefused, SequenceRef, Spent, TokenDraw
 
 from swarm.network.interface import Network
+from swarm.serving.peer_shares import Limits, Sharer, over_limit
 from swarm.serving.server.session_queues import CheckedStep
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, SequenceKey, open_stream
 
 logger = logging.getLogger(__name__)
 
-MAX_PEERS = 256
-"""Maximum peers at the same time. Clients name them, and each costs a stream."""
-
-MAX_PEERS_PER_CLIENT = 32
-"""Maximum peers that one client may name. The routes of a gateway continue from here to a few servers; no client may
-use up the connections of others."""
+MAX_PEERS: Limits = (256, 128, 32)
+"""Maximum peers at the same time, for all clients, those of one provider's network, and one client. Clients name them,
+and each costs a stream. The routes of a gateway continue from here to a few servers; no client may use up the
+connections of others."""
 
 REST_S = 5.0
 """Seconds for which an unreachable peer is not dialled. This is half the time for which clients avoid a broken link:
@@ -54,10 +54,10 @@ class DialLimiter:
     """Bounds the peers that clients make this server dial."""
 
     def __init__(self) -> None:
-        self._clients: dict[str, list[str]] = {}  # by dialled peer, a client for each use
-        self._resting: dict[str, tuple[str, float]] = {}  # by peer, the client it was dialled for, and until when
+        self._clients: dict[str, list[Sharer]] = {}  # by dialled peer, a client for each use
+        self._resting: dict[str, tuple[Sharer, float]] = {}  # by peer, the client it was dialled for, and until when
 
-    def begin(self, peer_id: str, client: str) -> bool:
+    def begin(self, peer_id: str, client: Sharer) -> bool:
         """Return whether `client` may make this server dial the peer now; if so, `end` must follow."""
         now_s = asyncio.get_running_loop().time()
         self._resting = {peer: rest for peer, rest in self._resting.items() if rest[1] > now_s}
@@ -66,14 +66,14 @@ class DialLimiter:
         if peer_id not in self._clients:
             named = [clients[0] for clients in self._clients.values()]
             named += [for_client for for_client, _ in self._resting.values()]
-            if len(named) >= MAX_PEERS or named.count(client) >= MAX_PEERS_PER_CLIENT:
+            if over_limit(Counter(named).items(), client, 1, MAX_PEERS):
                 # no warning: a client may name any number of peers
                 logger.debug("%d peers are dialled, and %d of them for %s", len(named), named.count(client), client)
                 return False
         self._clients.setdefault(peer_id, []).append(client)
         return True
 
-    def end(self, peer_id: str, client: str, *, rests: bool) -> None:
+    def end(self, peer_id: str, client: Sharer, *, rests: bool) -> None:
         """End one use of the peer. With `rests`, the peer could not be reached, or has left, and is not dialled again
         for REST_S."""
         clients = self._clients[peer_id]
@@ -88,7 +88,7 @@ class DialLimiter:
 class _Outgoing:
     """An outgoing connection, opened for `client` and shared with others. Pushes are in `waiting` until it is open."""
 
-    client: str
+    client: Sharer
     connection: MultiplexedConnection | None = None
     waiting: list[Push] = field(default_factory=list)
     num_waiting_bytes: int = 0
@@ -130,10 +130,9 @@ class PushConnections:
         """Let a session push to the peer from now on, unless that would exceed the limit of peers."""
         outgoing = self._outgoing.get(peer_id)
         if outgoing is None:
-            client = key[0]
-            if not self.dial_limiter.begin(peer_id, client):
+            if not self.dial_limiter.begin(peer_id, session.client):
                 return
-            outgoing = self._outgoing[peer_id] = _Outgoing(client)
+            outgoing = self._outgoing[peer_id] = _Outgoing(session.client)
             self._wanted.put_nowait(peer_id)
         if outgoing.close_timer is not None:
             outgoing.close_timer.cancel()
@@ -234,7 +233,7 @@ class SessionLink:
     def __init__(
         self,
         push_connections: PushConnections,
-        client: str,
+        client: Sharer,
         sequence_id: bytes,
         *,
         take_own: Callable[[Push], None],
@@ -244,7 +243,7 @@ class SessionLink:
         self.is_cut_off = False
         self.num_links = 0
         self._push_connections = push_connections
-        self._client = client
+        self.client = client
         self._own = SequenceRef(peer_id=push_connections.peer_id, sequence_id=sequence_id)
         self._take_own = take_own
         self._on_failed = on_failed
@@ -260,16 +259,16 @@ class SessionLink:
         if to == self.next:
             return
         if self.next is not None:
-            self._push_connections.unlink(self.next.peer_id, (self._client, self.next.sequence_id))
+            self._push_connections.unlink(self.next.peer_id, (self.client.peer_id, self.next.sequence_id))
         self.next = to
         if to is not None and to != self._own:
-            self._push_connections.link(to.peer_id, (self._client, to.sequence_id), self)
+            self._push_connections.link(to.peer_id, (self.client.peer_id, to.sequence_id), self)
 
     @property
     def is_sending(self) -> bool:
         """Return whether something waits to be sent to the next server."""
         to = self.next
-        return to is not None and self._push_connections.is_sending(to.peer_id, (self._client, to.sequence_id))
+        return to is not None and self._push_connections.is_sending(to.peer_id, (self.client.peer_id, to.sequence_id))
 
     async def room(self) -> None:
         """Wait while much data to the next server is unsent."""
@@ -280,7 +279,7 @@ class SessionLink:
         """Send a step's outputs to the next server, which must be set, or cut the session off from it."""
         assert self.next is not None
         frame = Push(
-            client_peer_id=self._client,
+            client_peer_id=self.client.peer_id,
             sequence_id=self.next.sequence_id,
             position=step.position,
             want=step.want,
@@ -304,7 +303,7 @@ class SessionLink:
             return False
         payload = b"".join(token_id.to_bytes(4, "little") for token_id in token_ids)
         frame = Push(
-            client_peer_id=self._client,
+            client_peer_id=self.client.peer_id,
             sequence_id=to.sequence_id,
             position=position,
             want="token",

@@ -109,7 +109,6 @@ class ServerSession:
         self.log = AnswerLog(state, sequence.shared_inputs)
         sequence.inputs_of = self.log.page
         self._inbox = SessionInbox(
-            self.client,
             sequence,
             deployed.engine.span,
             opened.codec,
@@ -119,7 +118,7 @@ class ServerSession:
         )
         self._link = SessionLink(
             services.push_connections,
-            self.client,
+            sequence.sharer,
             opened.sequence_id,
             take_own=self._inbox.take,
             on_failed=self._push_failed,

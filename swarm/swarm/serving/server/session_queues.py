@@ -30,6 +30,7 @@ from swarm.held_counts import HeldCounts
 from swarm.serving.engine.compute import RunnableSpan
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import is_decode
+from swarm.serving.peer_shares import Sharer, over_limit
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import hidden_of, tokens_of
 
@@ -47,22 +48,23 @@ MAX_WAITING = 32
 
 
 class Backpressure:
-    """Bounds the bytes that wait to be computed: for all clients, and for one client at three quarters of that.
+    """Bounds the bytes that wait to be computed: for all clients, for those of one provider's network at three quarters
+    of that, and for one client at half.
 
-    So a client that sends faster than the server computes cannot get all others refused. Every client may have one step
+    So clients that send faster than the server computes cannot get all others refused. Every client may have one step
     of any size waiting, if there is room. Readers of a client's frames wait for `room` first, which slows down such a
     client; only frames that arrived together, or as pushes of other servers, are refused. `num_bytes` is 0 when nothing
     waits.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._of_client = HeldCounts[str]()
+        self._limits = max_bytes, 3 * max_bytes // 4, max_bytes // 2
+        self._held = HeldCounts[Sharer]()
         self._changed = asyncio.Event()
 
     @property
     def num_bytes(self) -> int:
-        return self._of_client.total()
+        return self._held.total()
 
     async def room(self, client: str) -> None:
         """Wait while the client uses more than half of its share, or uses some and all clients use more than half of
@@ -72,19 +74,18 @@ class Backpressure:
             await self._changed.wait()
 
     def _is_filling(self, client: str) -> bool:
-        own = self._of_client[client]
-        return 8 * own > 3 * self._max_bytes or (own > 0 and 2 * self.num_bytes > self._max_bytes)
+        most, _, most_own = self._limits
+        own = sum(num_bytes for sharer, num_bytes in self._held.items() if sharer.peer_id == client)
+        return 2 * own > most_own or (own > 0 and 2 * self.num_bytes > most)
 
-    def take(self, client: str, num_bytes: int) -> None:
-        """Count `num_bytes` that `client` has sent. Raises PeerRefused if that is too much."""
-        own = self._of_client[client] + num_bytes
-        is_over = own > num_bytes and 4 * own > 3 * self._max_bytes
-        if is_over or self.num_bytes + num_bytes > self._max_bytes:
+    def take(self, sharer: Sharer, num_bytes: int) -> None:
+        """Count `num_bytes` that a client has sent. Raises PeerRefused if that is too much."""
+        if over_limit(self._held.items(), sharer, num_bytes, self._limits):
             raise PeerRefused("too much waits at the server", remedy="send less at once", retry_after_s=1.0)
-        self._of_client[client] = own
+        self._held[sharer] += num_bytes
 
-    def give_back(self, client: str, num_bytes: int) -> None:
-        self._of_client[client] -= num_bytes
+    def give_back(self, sharer: Sharer, num_bytes: int) -> None:
+        self._held[sharer] -= num_bytes
         self._changed.set()
 
 
@@ -143,7 +144,6 @@ class SessionInbox:
 
     def __init__(
         self,
-        client: str,
         sequence: EngineSequence,
         span: RunnableSpan,
         codec: str,
@@ -154,7 +154,6 @@ class SessionInbox:
     ) -> None:
         self.length = 0
         self._is_open = False
-        self._client = client
         self._sequence = sequence
         self._span = span
         self._is_last = sequence.blocks[1] == span.num_blocks
@@ -202,7 +201,7 @@ class SessionInbox:
         forward = not self._is_last and (isinstance(frame, Push) or frame.forward)
         before = self._before(frame, rows.num_rows, forward=forward)
         x = self._decoded(rows)
-        self._backpressure.take(self._client, x.nbytes)
+        self._backpressure.take(self._sequence.sharer, x.nbytes)
         self.length, self._num_drafts = firm_end + num_drafts, num_drafts
         self._on_taken(position, rows)
         step = CheckedStep(
@@ -246,7 +245,7 @@ class SessionInbox:
     def finish(self, step: CheckedStep) -> None:
         """Release the bytes of a step that was computed or failed."""
         self._sequence.num_queued -= 1
-        self._backpressure.give_back(self._client, step.num_bytes)
+        self._backpressure.give_back(self._sequence.sharer, step.num_bytes)
 
     def close(self) -> None:
         for step in self._steps:

@@ -64,7 +64,9 @@ class SpanServer:
             on_changed=self.announcer.changed,
             grammars=self._grammars,
         )
-        self.calls = ForwardServer(name, self._offered, failpoints=self.options.failpoints)
+        self.calls = ForwardServer(
+            name, self._offered, provider_of=network.provider_of, failpoints=self.options.failpoints
+        )
         self.possession = PossessionServer(
             network,
             name,

@@ -25,8 +25,9 @@ from swarm.serving.manifest.possession import (
     draw,
 )
 from swarm.serving.manifest.verification import tree_of
+from swarm.serving.peer_shares import Sharer
 from swarm.serving.server.deployment import LoadedSpan, ServerOptions, load
-from swarm.serving.server.possession_server import ALL_CHUNKS, HOUR_S, PEER_CHUNKS, ChunkBudget, PossessionServer
+from swarm.serving.server.possession_server import HOUR_S, MAX_CHUNKS, ChunkBudget, PossessionServer
 from swarm.testing import virtual_time
 from swarm_protocol.envelope import Envelope, seal
 from swarm_protocol.errors import IntegrityError, PeerRefused, PeerViolation
@@ -241,18 +242,20 @@ def test_server_refuses_a_request_and_reads_no_file_when_it_does_not_serve_the_m
         ask(loaded, replace(request, manifest=bytes(32)))
 
 
-def test_budget_bounds_one_peer_and_all_peers_and_refills() -> None:
-    budget = ChunkBudget()
-    got = sum(not budget.take("a", 4, now_s=float(second)) for second in range(int(HOUR_S))) * 4
-    assert PEER_CHUNKS <= got <= 2 * PEER_CHUNKS + 4
-    while not budget.take("a", 4, now_s=HOUR_S):
+def test_budget_bounds_peers_networks_and_all_peers_and_refills() -> None:
+    budget, peer = ChunkBudget(), Sharer("lan", "a")
+    most_of_all, most_of_network, most_of_peer = MAX_CHUNKS
+    got = sum(not budget.take(peer, 4, now_s=float(second)) for second in range(int(HOUR_S))) * 4
+    assert most_of_peer <= got <= 2 * most_of_peer + 4
+    while not budget.take(peer, 4, now_s=HOUR_S):
         pass
-    wait_s = budget.take("a", 4, now_s=HOUR_S)
-    assert 0 < wait_s <= 4 * HOUR_S / PEER_CHUNKS
-    assert budget.take("a", 4, now_s=HOUR_S + wait_s + 1e-6) == 0
-    budget = ChunkBudget()
-    got = sum(not budget.take(f"peer {number}", 4, now_s=0.0) for number in range(5000)) * 4
-    assert got == ALL_CHUNKS
+    wait_s = budget.take(peer, 4, now_s=HOUR_S)
+    assert 0 < wait_s <= 4 * HOUR_S / most_of_peer
+    assert budget.take(peer, 4, now_s=HOUR_S + wait_s + 1e-6) == 0
+    budget, names = ChunkBudget(), [f"peer {number}" for number in range(2000)]
+    assert sum(not budget.take(Sharer("lan", name), 4, now_s=0.0) for name in names) * 4 == most_of_network
+    got = sum(not budget.take(Sharer(name, name), 4, now_s=0.0) for name in names) * 4
+    assert got == most_of_all - most_of_network
 
 
 def test_peers_with_a_session_get_proofs_when_strangers_use_up_the_budget(
@@ -263,12 +266,32 @@ def test_peers_with_a_session_get_proofs_when_strangers_use_up_the_budget(
             MemoryInternet().network(identity=SERVER), "tiny", offered=lambda: loaded, users=lambda: {"user"}
         )
         request = replace(request_of(published), drawn=request_of(published).drawn[:1]).to_bytes()
-        server._others_budget = ChunkBudget(all_chunks=1)
+        server._others_budget = ChunkBudget((1, 1, 1))
         await server.answer(ASKER.peer_id, request)
         with pytest.raises(PeerRefused, match="enough was proven for now") as refused:
             await server.answer(STRANGER.peer_id, request)
         assert refused.value.retry_after_s > 0
         server._users = lambda: {STRANGER.peer_id}
+        assert await server.answer(STRANGER.peer_id, request)
+
+    virtual_time.run(scenario())
+
+
+def test_proofs_for_many_keys_of_one_network_leave_some_for_another_network(
+    loaded: LoadedSpan, published: PublishedManifest
+) -> None:
+    async def scenario() -> None:
+        internet = MemoryInternet()
+        server = PossessionServer(internet.network(identity=SERVER), "tiny", offered=lambda: loaded, users=set)
+        server._others_budget = ChunkBudget((4, 2, 1))
+        request = replace(request_of(published), drawn=request_of(published).drawn[:1]).to_bytes()
+        keys = [Identity(bytes([90 + number]) * 32).peer_id for number in range(4)]
+        internet.providers = dict.fromkeys(keys, "one network")
+        for key in keys[:2]:
+            await server.answer(key, request)
+        for key in keys[2:]:
+            with pytest.raises(PeerRefused, match="enough was proven for now"):
+                await server.answer(key, request)
         assert await server.answer(STRANGER.peer_id, request)
 
     virtual_time.run(scenario())

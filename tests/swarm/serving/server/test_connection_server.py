@@ -31,7 +31,7 @@ from support.served_chain import (
 )
 from swarm.ended_tasks import end_tasks
 from swarm.serving.model.kv_pool import PAGE_TOKENS
-from swarm.serving.peer_shares import RETRY_AFTER_S
+from swarm.serving.peer_shares import RETRY_AFTER_S, Sharer
 from swarm.serving.server.connection_server import (
     IDLE_CONNECTION_S,
     MAX_CONNECTIONS_PER_PEER,
@@ -641,19 +641,39 @@ def test_client_waits_and_keeps_its_session_when_it_sends_faster_than_the_server
         talk = await world.talk()
         await talk.open()
         backlog = world.servers[0].connections.backpressure
-        backlog.take(world.client.peer_id, 160)  # steps of other sessions of this client
+        client = Sharer(world.client.peer_id, world.client.peer_id)
+        backlog.take(client, 160)  # steps of other sessions of this client
         await talk.step(token_rows(*[1] * 16), 0)
-        backlog.take(world.client.peer_id, 130)
+        backlog.take(client, 130)
         talk.send_step(token_rows(*[1] * 16), 16)  # 128 bytes, for which there is no room
         await asyncio.sleep(1)
         assert not talk.heard
-        backlog.give_back(world.client.peer_id, 290)
+        backlog.give_back(client, 290)
         assert (await talk.next(StepResult)).position == 32
 
-    with_servers(work, max_backlog_bytes=400)
+    with_servers(work, max_backlog_bytes=600)
 
 
 # --- many keys --------------------------------------------------------------------------------------------------------
+
+
+def test_steps_of_many_keys_of_one_network_leave_room_for_those_of_another_network() -> None:
+    async def work(world: World) -> None:
+        keys = [world.internet.network() for _ in range(12)]
+        world.internet.providers = dict.fromkeys((key.peer_id for key in keys), "one network")
+        talks = [await world.talk(client=key) for key in keys]
+        visitor = await world.talk()
+        for talk in (*talks, visitor):
+            await talk.open(max_tokens=32)
+        for talk in talks:
+            talk.send_step(token_rows(*[1] * 16), 0)  # 128 bytes
+        await asyncio.sleep(0.0005)  # the first of them run, and take 1 ms
+        assert world.servers[0].connections.backpressure.num_bytes == 6 * 128
+        assert (await visitor.step(token_rows(*[1] * 16), 0)).position == 16
+        for key in keys:
+            await key.close()
+
+    with_servers(work, max_backlog_bytes=8 * 128)
 
 
 async def admitted(talk: Talk) -> float:

@@ -8,7 +8,7 @@ import functools
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from swarm.serving.engine.span_speed import SpanSpeed
 from swarm.serving.model.model_files import open_model
 from swarm.serving.model.span import Span
 from swarm.serving.model.span_loading import load_span
+from swarm.serving.peer_shares import Sharer
 from swarm.serving.server import forward_call, forward_server
 from swarm.serving.server.deployment import Deployment, LoadedSpan, ServerOptions
 from swarm.serving.server.forward_call import MAX_PIECE_MS, PIECE_MS, ForwardPace, cut_call
@@ -112,21 +113,27 @@ def test_piece_ends_on_the_cpu_and_takes_the_time_of_an_accelerator() -> None:
 
 
 def test_room_is_shared_and_freed() -> None:
-    room = ForwardAdmission(max_bytes=100, max_calls=3, max_client_calls=2)
-    with pytest.raises(PeerRefused, match="51 bytes") as refused, room.reserved("a", 51):
+    room = ForwardAdmission(max_bytes=100, max_calls=(4, 3, 2))
+    a, b, c, d = (Sharer(network, name) for network, name in (("a", "a"), ("b", "b"), ("c", "c"), ("a", "d")))
+    with pytest.raises(PeerRefused, match="51 bytes") as refused, room.reserved(a, 51):
         pass
     assert (refused.value.retry_after_s, refused.value.lacks_room) == (0, True)
-    with room.reserved("a", 30):
-        with pytest.raises(PeerRefused, match="of yours") as refused, room.reserved("a", 30):
+    with room.reserved(a, 30):
+        with pytest.raises(PeerRefused, match="of yours") as refused, room.reserved(a, 30):
             pass
         assert refused.value.retry_after_s > 0
-        with room.reserved("a", 10):
-            with pytest.raises(PeerRefused, match="of yours"), room.reserved("a", 1):
+        with room.reserved(a, 10):
+            with pytest.raises(PeerRefused, match="of yours"), room.reserved(a, 1):
                 pass
-            with room.reserved("b", 50):
-                assert (room.num_calls, room.num_bytes) == (3, 90)
-                with pytest.raises(PeerRefused, match="others"), room.reserved("c", 1):
+            with pytest.raises(PeerRefused, match="others"), room.reserved(d, 36):
+                pass
+            with room.reserved(d, 5):
+                with pytest.raises(PeerRefused, match="others"), room.reserved(d, 1):
                     pass
+                with room.reserved(b, 50):
+                    assert (room.num_calls, room.num_bytes) == (4, 95)
+                    with pytest.raises(PeerRefused, match="others"), room.reserved(c, 1):
+                        pass
     assert (room.num_calls, room.num_bytes) == (0, 0)
 
 
@@ -160,11 +167,11 @@ class Rig:
     """A server of blocks [3, 6) of the tiny model, and a peer that sends anything."""
 
     def __init__(self, directory: Path, room: ForwardAdmission | None, forward_ms: float) -> None:
-        internet = MemoryInternet()
-        self.network, self.client = internet.network(), internet.network()
+        self.internet = MemoryInternet()
+        self.network, self.client = self.internet.network(), self.internet.network()
         self.deployed = deployment(loaded(directory, 3, 6), forward_ms)
         self.engine = self.deployed.engine
-        self.server = ForwardServer("tiny", lambda: self.deployed, room=room)
+        self.server = ForwardServer("tiny", lambda: self.deployed, provider_of=self.network.provider_of, room=room)
 
     async def serve(self) -> None:
         for method, handler in self.server.methods.items():
@@ -288,7 +295,24 @@ def test_call_is_refused_with_a_retry_time_when_its_client_has_too_much_in_fligh
         await asyncio.sleep(1)
         assert await rig.call(X) == 8 * 32 * 4
 
-    ask(llama_dir, scenario, room=ForwardAdmission(max_client_calls=1))
+    ask(llama_dir, scenario, room=ForwardAdmission(max_calls=(32, 8, 1)))
+
+
+def test_calls_of_many_keys_of_one_network_leave_room_for_those_of_another_network(llama_dir: Path) -> None:
+    async def scenario(rig: Rig) -> None:
+        async with AsyncExitStack() as streams:
+            keys = [rig.internet.network() for _ in range(12)]
+            rig.internet.providers = dict.fromkeys((key.peer_id for key in keys), "one network")
+            for key in keys * 4:
+                stream = key.stream(rig.network.peer_id, f"{FORWARD_METHOD}/tiny", timeout_s=60)
+                await (await streams.enter_async_context(stream)).send(GOOD.to_bytes())
+            await asyncio.sleep(1)
+            assert rig.server.room.num_calls == 8
+            assert await rig.call(X) == 8 * 32 * 4
+        for key in keys:
+            await key.close()
+
+    ask(llama_dir, scenario)
 
 
 def test_server_accepts_calls_again_after_it_was_slow(llama_dir: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 from support.arithmetic_span import alone, prompt_of
 from support.faults import Fault
 from support.served_chain import MODEL, Talk, World, floats, opening, sequence_id, token_rows, with_servers
-from swarm.serving.server.push_connections import MAX_PEERS_PER_CLIENT, REST_S
+from swarm.serving.server.push_connections import MAX_PEERS, REST_S
 from swarm_protocol.errors import IntegrityError, PeerError, PeerRefused, PeerUnreachable
 from swarm_protocol.serving_messages import KV_METHOD, KvHeader, KvRequest
 from swarm_protocol.session_frames import AllowHandover, SequenceRef
@@ -157,11 +157,11 @@ def test_handover_is_refused_to_peers_that_the_client_did_not_name() -> None:
 def test_handover_dials_a_bounded_number_of_peers_for_a_client() -> None:
     async def work(world: World) -> None:
         talk = await world.talk()
-        dead = [world.internet.network().peer_id for _ in range(MAX_PEERS_PER_CLIENT + 1)]
+        dead = [world.internet.network().peer_id for _ in range(MAX_PEERS[-1] + 1)]
         errors = [
             await talk.refused(2, take_over=SequenceRef(peer_id=peer, sequence_id=sequence_id(1))) for peer in dead
         ]
-        assert ["dial" in str(error) for error in errors] == [False] * MAX_PEERS_PER_CLIENT + [True]
+        assert ["dial" in str(error) for error in errors] == [False] * MAX_PEERS[-1] + [True]
         again = await talk.refused(2, take_over=SequenceRef(peer_id=dead[0], sequence_id=sequence_id(1)))
         assert isinstance(again, PeerRefused)
         await asyncio.sleep(REST_S)

@@ -24,7 +24,8 @@ from support.served_chain import (
     with_servers,
 )
 from swarm.network.interface import Network, Stream
-from swarm.serving.server.push_connections import MAX_PEERS_PER_CLIENT, MAX_REFUSED, REST_S, UNUSED_S
+from swarm.serving.peer_shares import Sharer
+from swarm.serving.server.push_connections import MAX_PEERS, MAX_REFUSED, REST_S, UNUSED_S, DialLimiter
 from swarm.serving.server.server_session import refuse_push
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
@@ -354,10 +355,10 @@ def test_client_can_have_a_server_dial_only_few_peers_and_none_again_at_once() -
                 await asyncio.sleep(0.01)
             return dialled
 
-        dead = [world.internet.network().peer_id for _ in range(MAX_PEERS_PER_CLIENT + 8)]
+        dead = [world.internet.network().peer_id for _ in range(MAX_PEERS[-1] + 8)]
         for peer_id in dead:
             world.internet.crash(peer_id)
-        assert await link_all(dead) == dead[:MAX_PEERS_PER_CLIENT]
+        assert await link_all(dead) == dead[: MAX_PEERS[-1]]
         assert await link_all(dead) == []
         other = await world.talk(client=world.internet.network())
         await other.open(2, next=SequenceRef(peer_id=dead[-1], sequence_id=sequence_id(1)))
@@ -368,6 +369,17 @@ def test_client_can_have_a_server_dial_only_few_peers_and_none_again_at_once() -
 
     with patch("swarm.serving.server.push_connections.open_stream", counted):
         with_servers(work, [(0, 2)])
+
+
+def test_peers_that_many_keys_of_one_network_name_leave_some_to_another_network() -> None:
+    async def scenario() -> None:
+        limiter = DialLimiter()
+        keys = [Sharer("one network", f"key {number}") for number in range(10)]
+        allowed = [limiter.begin(f"{key.peer_id} {number}", key) for key in keys for number in range(40)]
+        assert allowed == [True] * 32 + [False] * 8 + ([True] * 32 + [False] * 8) * 3 + [False] * 40 * 6
+        assert limiter.begin("another", Sharer("another network", "visitor"))
+
+    asyncio.run(scenario())
 
 
 def test_servers_free_everything_when_one_is_killed_before_a_push() -> None:

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from support.fuzzed_sessions import HIDDEN_SIZE, SPAN, HeldSequence, at_once
+from swarm.serving.peer_shares import Sharer
 from swarm.serving.server.session_queues import (
     MAX_WAITING,
     REPORT_S,
@@ -149,44 +150,48 @@ def test_together_returns_a_single_result_unchanged() -> None:
 
 def test_backlog_accepts_other_clients_when_one_sends_too_much() -> None:
     backlog = Backpressure(100)
-    backlog.take("greedy", 40)
-    backlog.take("greedy", 35)
+    greedy, neighbour, another, third = (Sharer(n, p) for n, p in (("lan", "g"), ("lan", "n"), ("a", "a"), ("t", "t")))
+    backlog.take(greedy, 30)
+    backlog.take(greedy, 20)
     with pytest.raises(PeerRefused) as refused:
-        backlog.take("greedy", 1)
+        backlog.take(greedy, 1)
     assert refused.value.retry_after_s > 0
-    backlog.take("another", 25)
+    backlog.take(neighbour, 25)
     with pytest.raises(PeerRefused):
-        backlog.take("third", 1)
-    backlog.give_back("greedy", 20)
-    backlog.take("third", 20)
-    for client, num_bytes in (("greedy", 55), ("another", 25), ("third", 20)):
+        backlog.take(neighbour, 1)
+    backlog.take(another, 25)
+    with pytest.raises(PeerRefused):
+        backlog.take(third, 1)
+    backlog.give_back(greedy, 20)
+    backlog.take(third, 20)
+    for client, num_bytes in ((greedy, 30), (neighbour, 25), (another, 25), (third, 20)):
         backlog.give_back(client, num_bytes)
     assert backlog.num_bytes == 0
 
 
 def test_backlog_accepts_one_step_of_any_size() -> None:
     backlog = Backpressure(100)
-    backlog.take("a", 100)
+    backlog.take(Sharer("a", "a"), 100)
     with pytest.raises(PeerRefused):
-        backlog.take("b", 1)
+        backlog.take(Sharer("b", "b"), 1)
 
 
 def test_backlog_resumes_a_waiting_client_once_half_of_its_share_is_free() -> None:
     async def main() -> None:
         backlog = Backpressure(100)
-        backlog.take("a", 38)
+        backlog.take(Sharer("a", "a"), 26)
         await backlog.room("b")
         waiting = asyncio.create_task(backlog.room("a"))
         await asyncio.sleep(1)
         assert not waiting.done()
-        backlog.give_back("a", 1)
+        backlog.give_back(Sharer("a", "a"), 1)
         await waiting
-        backlog.take("b", 20)
+        backlog.take(Sharer("b", "b"), 30)
         crowded = asyncio.create_task(backlog.room("a"))
         await asyncio.sleep(1)
         assert not crowded.done()
         await backlog.room("c")
-        backlog.give_back("b", 20)
+        backlog.give_back(Sharer("b", "b"), 30)
         await crowded
 
     virtual_time.run(main())
@@ -211,7 +216,6 @@ def test_together_leaves_out_drafts_that_a_later_result_replaces() -> None:
 def inbox_of(*, max_step_tokens: int) -> tuple[SessionInbox, HeldSequence, Backpressure]:
     sequence, backpressure = HeldSequence(2, 0), Backpressure(2**20)
     inbox = SessionInbox(
-        "client",
         sequence,  # type: ignore[arg-type]
         SPAN,
         "raw",

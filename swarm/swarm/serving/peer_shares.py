@@ -100,7 +100,7 @@ class _Turn:
         return now_s >= min(self.last_s + WAIT_S, self.since_s + KEPT_UNTIL_S)
 
     def is_kept(self, now_s: float) -> bool:
-        return now_s >= self.since_s + KEPT_AFTER_S and not self.is_over(now_s)
+        return KEPT_AFTER_S <= now_s - self.since_s < KEPT_UNTIL_S and now_s < self.last_s + WAIT_S
 
 
 class _Level:
@@ -119,12 +119,19 @@ class _Level:
         """Return the sequences of the party."""
         return [sequence for sequence in held if sharer[: self.depth] == sequence.sharer[: self.depth]]
 
-    def rivals_waiting(self, sharer: Party, now_s: float) -> list[Party]:
-        return [
-            party
-            for party, until_s in self.waits_until_s.items()
-            if now_s < until_s and party != sharer[: self.depth] and self.shares_with(sharer, party)
-        ]
+    def rivals_waiting(self, sharer: Party, now_s: float) -> Iterator[Party]:
+        """Yield the parties that wait and share with this one. Many keys may ask often, so few of them are looked
+        at."""
+        own, above = sharer[: self.depth], sharer[: self.depth - 1]
+        for party, until_s in reversed(self.waits_until_s.items()):
+            if now_s >= until_s:
+                return  # as all that were noted before
+            if party != own and party[: self.depth - 1] == above:
+                yield party
+
+    def has_rivals(self, sharer: Party, now_s: float) -> bool:
+        """Return whether another party waits that shares with this one."""
+        return next(self.rivals_waiting(sharer, now_s), None) is not None
 
     def kept_for_s(self, sharer: Party, now_s: float) -> float:
         return now_s - self.kept_since_s.get(sharer[: self.depth], -math.inf)
@@ -191,7 +198,7 @@ class PeerShares(Generic[H]):
         """
         self.check_size(num_pages)
         for level in self._levels:
-            if level.rivals_waiting(sharer, now_s) and self._is_beyond_share(level, sharer, num_pages, 1, now_s):
+            if level.has_rivals(sharer, now_s) and self._is_beyond_share(level, sharer, num_pages, 1, now_s):
                 # it may still wait for other peers of its own network
                 self._note_waiting(self._levels[level.depth :], sharer, num_pages, 1, now_s)
                 num_own = len(level.own(sharer, self._held))
@@ -228,7 +235,7 @@ class PeerShares(Generic[H]):
         Raises PeerRefused.
         """
         for level in self._levels:
-            if level.rivals_waiting(sharer, now_s):
+            if level.has_rivals(sharer, now_s):
                 wanted = num_more + sum(sequence.num_pages for sequence in level.own(sharer, self._held))
                 if 2 * wanted > self._num_pages:
                     raise self._refusal(level, f"{self._what} use more than half of the cache")
@@ -265,7 +272,7 @@ class PeerShares(Generic[H]):
     def admitted(self, sharer: Sharer, num_pages: int, *, now_s: float) -> None:
         """Note that a peer was given what it asked for, so that it waits no more. Its network waits on with others."""
         self._peers.waits_until_s.pop(sharer[:2], None)
-        if not self._peers.rivals_waiting(sharer, now_s):
+        if not self._peers.has_rivals(sharer, now_s):
             self._networks.waits_until_s.pop(sharer[:1], None)
         turn = self._turns.get(sharer)
         if turn is None or turn.num_pages != num_pages:
@@ -313,11 +320,12 @@ class PeerShares(Generic[H]):
         return num_parties * (len(own) + num_more) > self._num_shared or num_parties * wanted > self._num_pages
 
     def _is_beyond_share(self, level: _Level, sharer: Sharer, num_pages: int, num_more: int, now_s: float) -> bool:
+        if not (own := level.own(sharer, self._held)):
+            return False
         num_parties = self._num_parties(level, sharer, now_s)
-        if level is self._peers and self._networks.rivals_waiting(sharer, now_s):
+        if level is self._peers and self._networks.has_rivals(sharer, now_s):
             num_parties *= self._num_parties(self._networks, sharer, now_s)
-        own = level.own(sharer, self._held)
-        return bool(own) and self._exceeds(own, num_pages, num_more=num_more, num_parties=num_parties)
+        return self._exceeds(own, num_pages, num_more=num_more, num_parties=num_parties)
 
     def _num_parties(self, level: _Level, sharer: Sharer, now_s: float) -> int:
         """Return the number of parties that hold some, with one more for all that wait and hold none."""
@@ -326,18 +334,16 @@ class PeerShares(Generic[H]):
 
     def _num_kept_pages(self, sharer: Sharer, num_pages: int, now_s: float) -> int:
         """Return how many free pages a sequence of `num_pages` must leave for the one that was asked for first."""
-        turns = {
-            (other, turn.num_pages): turn.since_s
-            for other, turn in self._turns.items()
-            if turn.is_kept(now_s) and self._goes_before(other, sharer, now_s)
-        }
-        first = min(turns, key=turns.__getitem__, default=(sharer, num_pages))
-        if first == (sharer, num_pages):
+        kept = [(other, turn) for other, turn in self._turns.items() if turn.is_kept(now_s)]
+        kept.sort(key=lambda asked: asked[1].since_s)
+        waiting = (asked for asked in kept if self._goes_before(asked[0], sharer, now_s))
+        if (first := next(waiting, None)) is None or (first[0], first[1].num_pages) == (sharer, num_pages):
             return 0
-        level = self._level_between(sharer, first[0])
-        if level.kept_for_s(first[0], now_s) >= KEPT_S:
-            level.kept_since_s[first[0][: level.depth]] = now_s
-        return min(first[1], self._num_pages // 2)
+        other, turn = first
+        level = self._level_between(sharer, other)
+        if level.kept_for_s(other, now_s) >= KEPT_S:
+            level.kept_since_s[other[: level.depth]] = now_s
+        return min(turn.num_pages, self._num_pages // 2)
 
     def _goes_before(self, first: Sharer, sharer: Sharer, now_s: float) -> bool:
         """Return whether a sequence of `sharer` must leave pages for an earlier one of `first`."""

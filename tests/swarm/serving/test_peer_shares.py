@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import pytest
+from support.work_count import num_lines
 from swarm.serving.peer_shares import KEPT_S, REST_S, RETRY_AFTER_S, WAIT_S, PeerShares, Sharer
 from swarm_protocol.errors import PeerRefused
 
@@ -274,6 +275,19 @@ def test_room_is_kept_for_a_large_session_while_another_peer_asks_for_sessions_o
             shares.refused(sharer("stranger"), num_pages, now_s=at_s + 1.0, num_more=1)
     with pytest.raises(PeerRefused, match="no room for 50 more pages"):
         shares.check_turn(sharer("gateway"), 50, num_free=4000, now_s=2 * WAIT_S)
+
+
+def test_request_of_one_of_a_thousand_keys_that_wait_takes_little_more_work_than_of_ten() -> None:
+    def num_lines_beside(num_keys: int) -> int:
+        server = Server()
+        for name in "aaaabbbb":
+            server.open(name)
+        for server.now_s in (0.0, 2.0, 4.0, 7.0):
+            for number in range(num_keys):
+                server.refuses(f"sybils.{number}")
+        return num_lines(lambda: server.refuses("sybils.5"))
+
+    assert num_lines_beside(1000) < 2 * num_lines_beside(10)
 
 
 def test_network_waits_on_when_one_of_its_peers_is_admitted_and_others_wait() -> None:

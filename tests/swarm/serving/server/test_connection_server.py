@@ -46,6 +46,7 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable, Pee
 from swarm_protocol.frames import Frames
 from swarm_protocol.rows import Rows
 from swarm_protocol.session_frames import (
+    AllowHandover,
     CloseSequence,
     Frame,
     LinkUpdate,
@@ -475,6 +476,43 @@ def test_sessions_end_with_their_connection_also_while_they_compute() -> None:
         await world.servers[0].freed()
 
     with_servers(work)
+
+
+@pytest.mark.parametrize("how", ["closed", "cut off", "evicted"])
+def test_sessions_that_end_after_any_turn_of_the_loop_leave_nothing(how: str) -> None:
+    """One takes over the cache of another server, and one has steps that were sent twice and in another order."""
+
+    async def work(world: World) -> None:
+        server, source = world.servers[1], await world.talk(0)
+        await source.open()
+        await source.step(token_rows(*PROMPT), 0)
+        source.connection.send(AllowHandover(sequence_id=sequence_id(1), to_peer_id=server.peer_id))
+        taken = SequenceRef(peer_id=world.servers[0].peer_id, sequence_id=sequence_id(1))
+        talk = await world.talk(1)
+        for num_turns in range(32):
+            if how == "cut off":
+                client = world.internet.network()
+                talk = await world.talk(1, client)
+            talk.connection.send(opening(server, 1))
+            talk.connection.send(opening(server, 2, take_over=taken))
+            for position in (0, 9, 0, 6):
+                talk.send_step(token_rows(*PROMPT[position : position + 9]), position)
+            talk.send_step(token_rows(1), 18, want="token")
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            await asyncio.sleep(num_turns % 4 * 0.0007)
+            if how == "cut off":
+                world.internet.crash(client.peer_id)
+                await client.close()
+            if how == "evicted":
+                for session in list(server.connections.sessions.values()):
+                    session.sequence.evict()
+            for number in () if how == "cut off" else (1, 2):
+                talk.connection.send(CloseSequence(sequence_id=sequence_id(number), commit_to=9))
+            await server.freed()
+            assert not server.engine._scheduler._networks.members
+
+    with_servers(work, [(0, 4), (0, 4)])
 
 
 def test_close_frees_the_session_at_once_and_is_not_answered() -> None:

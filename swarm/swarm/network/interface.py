@@ -78,8 +78,8 @@ then answers the caller with a PeerTimeout."""
 class StreamOpener(Protocol):
     """Opens streams to peers: a network, or the ends of a model in this process."""
 
-    def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AbstractAsyncContextManager[Stream]:
-        """Open a stream. `timeout_s` bounds the opening and then each single send and receive."""
+    def stream(self, peer_id: str, method: str, *, timeout_s: float | None) -> AbstractAsyncContextManager[Stream]:
+        """Open a stream. `timeout_s` bounds the opening and then each single send and receive, unless it is None."""
 
 
 class Network(StreamOpener, Protocol):

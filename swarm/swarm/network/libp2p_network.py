@@ -220,7 +220,7 @@ class Libp2pNetwork(SigningNetwork):
         self._check_open()
         return await self._methods.call(peer_id, method, request, timeout_s=timeout_s, max_bytes=max_bytes)
 
-    def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AbstractAsyncContextManager[Stream]:
+    def stream(self, peer_id: str, method: str, *, timeout_s: float | None) -> AbstractAsyncContextManager[Stream]:
         self._check_open()
         return self._methods.stream(peer_id, method, timeout_s=timeout_s)
 

@@ -80,7 +80,7 @@ class PeerMethods:
             return await self._calls.call(peer_id, names, request, max_bytes)
 
     @contextlib.asynccontextmanager
-    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float | None) -> AsyncIterator[Stream]:
         """Do as `Network.stream`."""
         async with self._asking(peer_id, method, timeout_s, f"{method!r} was not opened"):
             raw = await self._host.open_stream(peer_id, self._name("stream", method))
@@ -88,7 +88,7 @@ class PeerMethods:
             yield stream
 
     @contextlib.asynccontextmanager
-    async def _asking(self, peer_id: str, method: str, timeout_s: float, late: str) -> AsyncIterator[None]:
+    async def _asking(self, peer_id: str, method: str, timeout_s: float | None, late: str) -> AsyncIterator[None]:
         """Bound the time of the body, and replace NotServed by its reason. `late` is the beginning of the PeerTimeout's
         message."""
         try:

@@ -129,7 +129,7 @@ class SimulatedNetwork(SigningNetwork):
         return response
 
     @asynccontextmanager
-    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float | None) -> AsyncIterator[Stream]:
         if self._streams is None:
             raise PeerUnreachable("this node has no streams", peer_id=peer_id)
         async with self._streams.stream(peer_id, method, timeout_s=timeout_s) as stream:

@@ -202,7 +202,7 @@ class MemoryNetwork(SigningNetwork):
             raise PeerTimeout(f"no answer to {method} within {timeout_s} s", peer_id=peer_id) from None
 
     @asynccontextmanager
-    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[Stream]:
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float | None) -> AsyncIterator[Stream]:
         async with self._conversation(peer_id, f"stream/{method}", timeout_s) as end:
             await end.accepted()
             yield end
@@ -287,7 +287,7 @@ class MemoryNetwork(SigningNetwork):
         self._handlers.add(method, serve)
 
     @asynccontextmanager
-    async def _conversation(self, peer_id: str, method: str, timeout_s: float) -> AsyncIterator[StreamEnd]:
+    async def _conversation(self, peer_id: str, method: str, timeout_s: float | None) -> AsyncIterator[StreamEnd]:
         target, is_call = await self._reach(peer_id, timeout_s), method.startswith(_CALL)
         self._meet(target, _method_of(method))
         # `call` sets one deadline for the whole call
@@ -301,14 +301,15 @@ class MemoryNetwork(SigningNetwork):
             del self._internet._conversations[end]
             end.hang_up()
 
-    async def _reach(self, peer_id: str, timeout_s: float) -> MemoryNetwork:
+    async def _reach(self, peer_id: str, timeout_s: float | None) -> MemoryNetwork:
         """Return a peer that can be reached. Raises PeerUnreachable: at once if there never was such a peer, else after
         the detection time or `timeout_s`."""
         self._check_up()
         if peer_id == self.peer_id or peer_id not in self._internet._nodes:
             raise PeerUnreachable("no route to the peer", peer_id=peer_id)
         if not self._internet._reaches(self.peer_id, peer_id):
-            await asyncio.sleep(min(timeout_s, self._internet._detection_s))
+            detection_s = self._internet._detection_s
+            await asyncio.sleep(detection_s if timeout_s is None else min(timeout_s, detection_s))
             raise PeerUnreachable("the peer does not answer", peer_id=peer_id)
         other = self._internet._nodes[peer_id]
         # greetings of the same network with equal clocks always pass

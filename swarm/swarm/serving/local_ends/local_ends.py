@@ -214,7 +214,7 @@ class LocalEnds:
         self._grammars.close()
 
     @asynccontextmanager
-    async def stream(self, peer_id: str, method: str, *, timeout_s: float) -> AsyncIterator[LocalStream]:
+    async def stream(self, peer_id: str, method: str, *, timeout_s: float | None) -> AsyncIterator[LocalStream]:
         """Open a stream to one of the ends, as a network does to a server."""
         del method, timeout_s  # there is one method, and what runs in this process answers or has failed
         near, far = LocalStream.pair()

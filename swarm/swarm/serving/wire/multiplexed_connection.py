@@ -47,9 +47,6 @@ SequenceKey: TypeAlias = tuple[str, bytes]
 OPEN_S = 10.0
 """Covers dialling through a relay and a server's slow moment."""
 
-STREAM_S = 3600.0
-"""The stream's own limit: a connection whose peer has been silent for this time is useless."""
-
 FIRST_CUT_BYTES = 2**15
 MIN_CUT_BYTES = 2**14
 MAX_CUT_BYTES = 2**23
@@ -220,9 +217,12 @@ class MultiplexedConnection:
 
 @asynccontextmanager
 async def open_stream(network: StreamOpener, peer_id: str, model: str) -> AsyncIterator[Stream]:
-    """Open the stream of a connection to a server of `model`. Raises PeerError, or what the server refuses with."""
+    """Open the stream of a connection to a server of `model`. Raises PeerError, or what the server refuses with.
+
+    The stream has no time limit of its own: a peer that only takes pushes sends nothing, however long it works.
+    """
     async with AsyncExitStack() as stack:
-        opening = network.stream(peer_id, f"{SESSION_METHOD}/{model}", timeout_s=STREAM_S)
+        opening = network.stream(peer_id, f"{SESSION_METHOD}/{model}", timeout_s=None)
         try:
             async with asyncio.timeout(OPEN_S):
                 stream = await stack.enter_async_context(opening)

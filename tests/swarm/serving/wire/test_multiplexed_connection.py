@@ -317,6 +317,18 @@ def test_messages_that_need_no_waiting_share_one_timer(monkeypatch: pytest.Monke
     asyncio.run(scenario())
 
 
+def test_connection_to_a_peer_that_only_takes_frames_lasts_for_hours() -> None:
+    async def scenario() -> None:
+        async with pair() as both:
+            for number in range(20):
+                both.near.send(close(number))
+                await asyncio.sleep(600)
+            assert both.near.error is None
+            assert len(both.heard_far) == 20
+
+    virtual_time.run(scenario())
+
+
 def test_open_stream_to_a_peer_that_serves_no_model_is_refused() -> None:
     async def scenario() -> None:
         internet = MemoryInternet()

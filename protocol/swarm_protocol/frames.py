@@ -29,6 +29,7 @@ from swarm_protocol.session_frames import (
     OpenSequence,
     Push,
     PushRefused,
+    RoomFreed,
     SampledToken,
     SequenceEnded,
     SequenceReady,
@@ -190,6 +191,7 @@ _KINDS: Mapping[str, type[Frame]] = {
     "committed": Commitment,
     "ended": SequenceEnded,
     "leaving": ServerLeaving,
+    "room_freed": RoomFreed,
     "push": Push,
     "push_refused": PushRefused,
 }

@@ -300,6 +300,11 @@ class ServerLeaving(Checked):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RoomFreed(Checked):
+    """Tells a client that was refused for lack of room that a sequence has ended, so that it may ask again now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Push(Checked):
     """A StepRequest from the previous server, with the outputs that the client wants, or a drawn token from the last
     server to the first.
@@ -354,6 +359,7 @@ Frame: TypeAlias = (
     | Commitment
     | SequenceEnded
     | ServerLeaving
+    | RoomFreed
     | Push
     | PushRefused
 )

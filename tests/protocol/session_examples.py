@@ -23,6 +23,7 @@ from swarm_protocol.session_frames import (
     OpenSequence,
     Push,
     PushRefused,
+    RoomFreed,
     SampledToken,
     SequenceEnded,
     SequenceReady,
@@ -142,6 +143,7 @@ EXAMPLES: tuple[object, ...] = (
             Commitment(sequence_id=SEQUENCE, signed=bytes(range(40))),
             SequenceEnded(sequence_id=SEQUENCE, failure=FAILURE),
             ServerLeaving(within_s=30.0),
+            RoomFreed(),
         )
     ),
     Frames(

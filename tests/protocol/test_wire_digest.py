@@ -13,7 +13,7 @@ from support.site_pages import DOCS
 from swarm_protocol import limits, proto
 from swarm_protocol.version import PROTOCOL_VERSION
 
-DIGEST = (7, "c3d858ec60fbffc6")
+DIGEST = (7, "28a4ca2ccded4f6f")
 """The protocol's version, and the digest of its messages, methods and limits."""
 
 CHANGED = """a message, a method or a limit was changed. Nodes of the last release lack the change and will run beside

@@ -33,6 +33,7 @@ from swarm_protocol.session_frames import (
     SESSION_METHOD,
     Frame,
     OpenSequence,
+    RoomFreed,
     SequenceEnded,
     SequenceReady,
     SequenceRef,
@@ -133,13 +134,15 @@ class Server:
 
 
 class Talk:
-    """A client's connection to one server. `heard` has the frames that arrived and were not awaited yet."""
+    """A client's connection to one server. `heard` has the frames that arrived and were not awaited yet, and `num_told`
+    counts those that say that there may be room."""
 
     def __init__(self, connection: MultiplexedConnection, blank: OpenSequence) -> None:
         """Keep `blank`, the opening that each call of `open` changes."""
         self.connection = connection
         self.blank = blank
         self.heard: list[Frame] = []
+        self.num_told = 0
         self._news = asyncio.Event()
 
     async def __aenter__(self) -> Talk:
@@ -152,6 +155,9 @@ class Talk:
         await asyncio.wait({self._running})
 
     def _take(self, frame: Frame) -> None:
+        if isinstance(frame, RoomFreed):
+            self.num_told += 1
+            return
         self.heard.append(frame)
         self._news.set()
 

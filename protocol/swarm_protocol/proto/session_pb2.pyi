@@ -13,7 +13,7 @@ class Frames(_message.Message):
     def __init__(self, frames: _Optional[_Iterable[_Union[Frame, _Mapping]]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused", "linked", "drawn", "committed", "draft_text")
+    __slots__ = ("open", "step", "link", "hand", "close", "ready", "result", "ended", "leaving", "push", "push_refused", "linked", "drawn", "committed", "draft_text", "room_freed")
     class Rows(_message.Message):
         __slots__ = ("codec", "num_rows", "num_columns")
         CODEC_FIELD_NUMBER: _ClassVar[int]
@@ -243,6 +243,9 @@ class Frame(_message.Message):
         WITHIN_S_FIELD_NUMBER: _ClassVar[int]
         within_s: float
         def __init__(self, within_s: _Optional[float] = ...) -> None: ...
+    class RoomFreed(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
     class Push(_message.Message):
         __slots__ = ("client_peer_id", "sequence_id", "position", "want", "draw", "rows", "upstream_ms", "source_id", "num_drafts")
         CLIENT_PEER_ID_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +293,7 @@ class Frame(_message.Message):
     DRAWN_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    ROOM_FREED_FIELD_NUMBER: _ClassVar[int]
     open: Frame.OpenSequence
     step: Frame.StepRequest
     link: Frame.LinkUpdate
@@ -305,7 +309,8 @@ class Frame(_message.Message):
     drawn: Frame.AnswerTokens
     committed: Frame.Commitment
     draft_text: Frame.DraftText
-    def __init__(self, open: _Optional[_Union[Frame.OpenSequence, _Mapping]] = ..., step: _Optional[_Union[Frame.StepRequest, _Mapping]] = ..., link: _Optional[_Union[Frame.LinkUpdate, _Mapping]] = ..., hand: _Optional[_Union[Frame.AllowHandover, _Mapping]] = ..., close: _Optional[_Union[Frame.CloseSequence, _Mapping]] = ..., ready: _Optional[_Union[Frame.SequenceReady, _Mapping]] = ..., result: _Optional[_Union[Frame.StepResult, _Mapping]] = ..., ended: _Optional[_Union[Frame.SequenceEnded, _Mapping]] = ..., leaving: _Optional[_Union[Frame.ServerLeaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.LinkAck, _Mapping]] = ..., drawn: _Optional[_Union[Frame.AnswerTokens, _Mapping]] = ..., committed: _Optional[_Union[Frame.Commitment, _Mapping]] = ..., draft_text: _Optional[_Union[Frame.DraftText, _Mapping]] = ...) -> None: ...
+    room_freed: Frame.RoomFreed
+    def __init__(self, open: _Optional[_Union[Frame.OpenSequence, _Mapping]] = ..., step: _Optional[_Union[Frame.StepRequest, _Mapping]] = ..., link: _Optional[_Union[Frame.LinkUpdate, _Mapping]] = ..., hand: _Optional[_Union[Frame.AllowHandover, _Mapping]] = ..., close: _Optional[_Union[Frame.CloseSequence, _Mapping]] = ..., ready: _Optional[_Union[Frame.SequenceReady, _Mapping]] = ..., result: _Optional[_Union[Frame.StepResult, _Mapping]] = ..., ended: _Optional[_Union[Frame.SequenceEnded, _Mapping]] = ..., leaving: _Optional[_Union[Frame.ServerLeaving, _Mapping]] = ..., push: _Optional[_Union[Frame.Push, _Mapping]] = ..., push_refused: _Optional[_Union[Frame.PushRefused, _Mapping]] = ..., linked: _Optional[_Union[Frame.LinkAck, _Mapping]] = ..., drawn: _Optional[_Union[Frame.AnswerTokens, _Mapping]] = ..., committed: _Optional[_Union[Frame.Commitment, _Mapping]] = ..., draft_text: _Optional[_Union[Frame.DraftText, _Mapping]] = ..., room_freed: _Optional[_Union[Frame.RoomFreed, _Mapping]] = ...) -> None: ...
 
 class AnswerCommitment(_message.Message):
     __slots__ = ("client_peer_id", "sequence_id", "model", "revision", "start", "end", "inputs_from", "inputs_to", "inputs_digest", "outputs_from", "outputs_to", "outputs_digest")

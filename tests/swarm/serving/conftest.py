@@ -87,6 +87,16 @@ class Box:
         self.servers[network.peer_id] = server
         return server
 
+    @asynccontextmanager
+    async def visitor(self) -> AsyncIterator[AsyncClient]:
+        """Yield a client of another peer."""
+        network = self.internet.network()
+        async with (
+            Membership(network) as membership,
+            aclosing(AsyncClient(network=network, membership=membership)) as client,
+        ):
+            yield client
+
     async def known(self, num_servers: int, name: str = "tiny") -> None:
         """Wait until the client sees `num` servers."""
         async with asyncio.timeout(60):

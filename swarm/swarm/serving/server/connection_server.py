@@ -45,6 +45,7 @@ from swarm.serving.server.push_connections import PushConnections
 from swarm.serving.server.server_session import ServerSession, SharedServices, refuse_push
 from swarm.serving.server.session_queues import Backpressure
 from swarm.serving.server.session_sampler import SessionSampler
+from swarm.serving.server.waiting_clients import WaitingClients
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 
 logger = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class ConnectionServer:
         self._grammars = grammars
         self._on_changed = on_changed
         self._states: set[_ConnectionState] = set()
+        self._waiting = WaitingClients()
         self._ended: dict[tuple[str, bytes], tuple[float, AnswerLog]] = {}
 
     @property
@@ -149,6 +151,7 @@ class ConnectionServer:
                 )
             finally:
                 self._states.discard(state)
+                self._waiting.left(connection)
                 for session in [each for each in self.sessions.values() if each.connection is connection]:
                     session.close()
         if isinstance(connection.error, PeerViolation | PeerTimeout | PeerRefused):
@@ -233,7 +236,9 @@ class ConnectionServer:
         try:
             session = self._admit(wanted, connection)
         except SwarmError as error:
-            self.num_refused[_reason(error)] += 1
+            self.num_refused[reason := _reason(error)] += 1
+            if reason == "busy":
+                self._waiting.refused(connection)
             connection.send(SequenceEnded(sequence_id=wanted.sequence_id, failure=encode_failure(error)))
             return
         self.sessions[key] = session
@@ -275,6 +280,7 @@ class ConnectionServer:
             session = self.sessions.pop(key)
             if session.was_ended:
                 self._remember(key, session.log)
+            self._waiting.tell()
             self._on_changed()
 
         return ServerSession(connection, wanted, sequence, deployed, self._services, sampler=sampler, on_closed=closed)

@@ -139,8 +139,8 @@ class ClientState:
         convicted: Callable[[], frozenset[str]] = frozenset,
     ) -> None:
         checks = checks or SpotCheckOptions(share=0.0)
-        self.connections = ConnectionPool(network)
         self.health = PeerHealth(membership, checks.reputation, convicted=convicted)
+        self.connections = ConnectionPool(network, on_room=self.health.made_room)
         self.prefixes = PrefixStore()
         self.checks = SpotChecks(network, membership, self.health.reputation, checks, convicted=convicted)
         self._sessions: set[Session] = set()

@@ -9,12 +9,13 @@ The pool is touched only from its client's event loop; `close` ends its tasks.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from swarm_protocol.errors import PeerUnreachable, SwarmError
-from swarm_protocol.session_frames import Frame, OpenSequence, Push, PushRefused, ServerLeaving
+from swarm_protocol.session_frames import Frame, OpenSequence, Push, PushRefused, RoomFreed, ServerLeaving
 
 from swarm.ended_tasks import end_tasks
 from swarm.network.interface import Stream, StreamOpener
@@ -22,6 +23,10 @@ from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, ope
 
 IDLE_S = 30.0
 """Seconds that an unused connection stays open: a person may read an answer and ask again without another dial."""
+
+ROOM_S = 0.2
+"""Minimum seconds between two frames by which a server has this client ask for room again. Others are ignored, so that
+a server cannot make it ask without end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +42,10 @@ OnMessage: TypeAlias = Callable[[Frame | ConnectionLost], None]
 class ClientConnection:
     """A connection to one server, which passes each frame to its sequence."""
 
-    def __init__(self, stream: Stream, peer_id: str, idle_s: float) -> None:
+    def __init__(self, stream: Stream, peer_id: str, idle_s: float, on_room: Callable[[str], None]) -> None:
         self._connection = MultiplexedConnection(stream, peer_id)
+        self._on_room = on_room
+        self._room_s = -math.inf  # when the server last said that there may be room
         self._sequences: dict[bytes, OnMessage] = {}
         self._idle_s = idle_s
         self._idle: asyncio.TimerHandle | None = None
@@ -83,6 +90,10 @@ class ClientConnection:
     def _on_frame(self, frame: Frame) -> None:
         if isinstance(frame, ServerLeaving):
             self._notify_all(frame)
+        elif isinstance(frame, RoomFreed):
+            if (now_s := asyncio.get_running_loop().time()) >= self._room_s + ROOM_S:
+                self._room_s = now_s
+                self._on_room(self._connection.peer_id)
         elif not isinstance(frame, OpenSequence | Push | PushRefused) and (
             on_message := self._sequences.get(frame.sequence_id)
         ):
@@ -99,10 +110,14 @@ class ClientConnection:
 
 
 class ConnectionPool:
-    """Keeps one open connection to each server and model that sessions use."""
+    """Keeps one open connection to each server and model that sessions use. `on_room` is called with a server that says
+    that there may be room again."""
 
-    def __init__(self, network: StreamOpener, *, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self, network: StreamOpener, *, idle_s: float = IDLE_S, on_room: Callable[[str], None] = lambda _peer_id: None
+    ) -> None:
         self._network = network
+        self._on_room = on_room
         self._idle_s = idle_s
         self._openings: dict[tuple[str, str], asyncio.Future[ClientConnection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,7 +168,7 @@ class ConnectionPool:
     async def _keep_open(self, peer_id: str, model: str, opened: asyncio.Future[ClientConnection]) -> None:
         try:
             async with open_stream(self._network, peer_id, model) as stream:
-                connection = ClientConnection(stream, peer_id, self._idle_s)
+                connection = ClientConnection(stream, peer_id, self._idle_s, self._on_room)
                 opened.set_result(connection)
                 await connection.run()
         except SwarmError as error:

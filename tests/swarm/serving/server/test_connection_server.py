@@ -31,7 +31,7 @@ from support.served_chain import (
 )
 from swarm.ended_tasks import end_tasks
 from swarm.serving.model.kv_pool import PAGE_TOKENS
-from swarm.serving.peer_shares import RETRY_AFTER_S, Sharer
+from swarm.serving.peer_shares import RETRY_AFTER_S, WAIT_S, Sharer
 from swarm.serving.server.connection_server import (
     IDLE_CONNECTION_S,
     MAX_CONNECTIONS_PER_PEER,
@@ -39,6 +39,7 @@ from swarm.serving.server.connection_server import (
 )
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.server.session_queues import MAX_INBOX
+from swarm.serving.server.waiting_clients import NUM_TOLD
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol import limits
@@ -51,6 +52,7 @@ from swarm_protocol.session_frames import (
     Frame,
     LinkUpdate,
     OpenSequence,
+    RoomFreed,
     SequenceEnded,
     SequenceReady,
     SequenceRef,
@@ -274,6 +276,7 @@ def test_step_is_refused_when_its_session_is_unknown_or_of_another_client() -> N
     [
         SequenceReady(sequence_id=sequence_id(1), max_step_tokens=1),
         ServerLeaving(within_s=1.0),
+        RoomFreed(),
         SequenceEnded(sequence_id=sequence_id(1), failure=b"x"),
     ],
     ids=lambda frame: type(frame).__name__,
@@ -360,6 +363,29 @@ def test_open_is_refused_without_room_until_a_session_is_closed() -> None:
         await talk.open(2)
 
     with_servers(work)
+
+
+def test_clients_that_were_refused_longest_ago_are_told_once_when_a_session_ends() -> None:
+    async def work(world: World) -> None:
+        holder, gone, *waiting = [await world.talk(client=world.internet.network()) for _ in range(NUM_TOLD + 4)]
+        await gone.open()
+        assert isinstance(await holder.refused(), PeerRefused)
+        await asyncio.sleep(WAIT_S)
+        gone.connection.send(CloseSequence(sequence_id=sequence_id(1)))
+        await holder.open()
+        assert holder.num_told == 0, "it may have gone elsewhere"
+        for talk in waiting:
+            for number in (2, 3):
+                await talk.refused(number)
+            await asyncio.sleep(0.1)
+        holder.connection.send(CloseSequence(sequence_id=sequence_id(1)))
+        await waiting[-1].open()
+        assert [talk.num_told for talk in waiting] == [1] * NUM_TOLD + [0] * 2
+        waiting[-1].connection.send(CloseSequence(sequence_id=sequence_id(1)))
+        await waiting[0].open()
+        assert [talk.num_told for talk in waiting] == [1] * (NUM_TOLD + 2)
+
+    with_servers(work, max_sessions=1)
 
 
 def test_thousands_of_sessions_on_one_connection_are_bounded_by_admission() -> None:

@@ -28,13 +28,17 @@ from swarm.serving.sampling.sampling import LogitEdits
 from swarm.serving.server.deployment import ServerOptions
 from swarm.serving.server.session_sampler import SessionSampler
 from swarm.serving.server.span_server import SpanServer
+from swarm.serving.server.waiting_clients import WaitingClients
 from swarm.serving.session import session_messages
 from swarm.serving.session.client_state import SessionOptions
+from swarm.serving.session.connection_pool import ROOM_S
 from swarm.serving.session.route_finder import LOOK_UP_S
+from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerRefused, SessionError
 from swarm_protocol.limits import PAGE_TOKENS
 from swarm_protocol.sampler import Grammar
+from swarm_protocol.session_frames import RoomFreed
 
 HALVES = [(0, 3), (3, 6)]
 NUM_TOKENS = 100
@@ -56,6 +60,9 @@ def grows() -> Iterator[None]:
     """Sessions get room for one page of their answer at first."""
     with patch("swarm.serving.session.session_messages.GROWTH_TOKENS", PAGE_TOKENS):
         yield
+
+
+STEP_S = 0.3
 
 
 def slow_step(function: Any) -> float:
@@ -226,6 +233,47 @@ def test_requests_get_room_in_the_order_in_which_they_asked(boxes: Any, llama_di
             assert list(dict.fromkeys(begun)) == list(range(12))
 
     virtual_time.run(scenario(), compute_s=lambda function: 0.5 if function is compute else 0.0)
+
+
+def test_request_of_another_client_gets_a_place_as_soon_as_it_is_free(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)], options=ServerOptions(max_sessions=1)) as box, box.visitor() as visitor:
+            clock = asyncio.get_running_loop().time
+
+            async def ask() -> float:
+                async for _ in visitor.generate(model="tiny", prompt="a", max_tokens=1):
+                    pass
+                return clock()
+
+            first = box.generate(8, ignore_eos=True)
+            await anext(aiter(first))
+            asking = asyncio.create_task(ask())
+            async for _ in first:
+                ended_s = clock()
+            assert await asking - ended_s < 1.5 * STEP_S
+
+    virtual_time.run(scenario(), compute_s=lambda function: STEP_S if function is compute else 0.0)
+
+
+def test_full_server_that_always_says_that_it_has_room_is_asked_a_few_times_a_second(
+    boxes: Any, llama_dir: Path
+) -> None:
+    def lie(_waiting: WaitingClients, connection: MultiplexedConnection) -> None:
+        def say() -> None:
+            if connection.error is None:
+                connection.send(RoomFreed())
+
+        asyncio.get_running_loop().call_later(0.01, say)
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)]) as box:
+            [server] = box.servers.values()
+            full(server)
+            with patch.object(WaitingClients, "refused", lie), pytest.raises(NoRoom):
+                await box.tokens()
+            assert server.connections.num_refused["busy"] <= 1.2 * SessionOptions().patience_s / ROOM_S
+
+    virtual_time.run(scenario(), compute_s=slow_step)
 
 
 def test_long_prompt_gets_room_among_short_ones_of_the_same_gateway(boxes: Any, llama_dir: Path) -> None:

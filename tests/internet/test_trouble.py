@@ -16,11 +16,15 @@ from internet.talker import POURED_BYTES
 from support.node_process import wait_until
 from support.tiny_models import local_tokens
 from swarm.network.paths.introductions import RETRY_S
+from swarm.serving.session.peer_health import REST_S
+from swarm.serving.session.silence import ANSWER_S, QUIET_S
 
 pytestmark = [pytest.mark.internet, pytest.mark.timeout(180)]
 
 MAX_PAUSE_S = 5.0
 """The longest pause for a change of address or a lost relay."""
+REOPENED_S = 1.0
+"""Time to open a server's session again and to run its rows again."""
 DOWN_S = 1.0
 SETTLE_S = 2.0
 """Time for a conversation to get under way, and again to show that it goes on."""
@@ -109,7 +113,8 @@ def test_answer_loses_no_token_when_its_servers_address_changes(nodes: LabNodes,
     answer = asking.result()
     figures.row("address of a server changes", longest_pause_s=answer["longest_s"], num_replays=answer["num_replays"])
     assert answer["tokens"] == local_tokens(model, PROMPT, 200)
-    assert answer["longest_s"] < MAX_PAUSE_S
+    # the client gives the only server up a moment before the path is back, and asks it again after its rest
+    assert answer["longest_s"] < QUIET_S + ANSWER_S + REST_S + REOPENED_S
 
 
 def test_stream_outlives_the_relay_that_carries_it(nodes: LabNodes, figures: Report) -> None:

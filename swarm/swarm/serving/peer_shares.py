@@ -37,7 +37,10 @@ REST_S = 60.0
 for too much again and again takes little from the others."""
 
 MAX_WAITING = 1024
-"""Maximum networks, peers and sessions that are remembered as waiting: the last ones."""
+"""Maximum networks and peers that are remembered as waiting: the last ones."""
+
+MAX_TURNS = 8
+"""Maximum sizes of sessions in turn for room that are remembered of one peer: the largest ones."""
 
 
 class Sharer(NamedTuple):
@@ -90,9 +93,8 @@ H = TypeVar("H", bound=Held)
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The largest sequence that a peer asks for again and again: the first refusal, and its last one."""
+    """A size of sequences that a peer asks for again and again: the first refusal, and the last one."""
 
-    num_pages: int
     since_s: float
     last_s: float
 
@@ -154,10 +156,9 @@ class PeerShares(Generic[H]):
     goes to those that wait.
 
     Small sessions fit in what is freed, and a large one might wait for ever. So once one was asked for in vain for
-    KEPT_AFTER_S, its pages are kept for it until KEPT_UNTIL_S, but half of all pages at most: of a peer's for the
-    largest, and of several peers' for the one that was asked for first. Other sessions of its peer, such as those of a
-    gateway's other users, must leave them, and while its party waits those of others, too. After KEPT_S in vain,
-    nothing is kept for the party for REST_S.
+    KEPT_AFTER_S, its pages are kept for it until KEPT_UNTIL_S, but half of all pages at most: of several for the one
+    that was asked for first. Other sessions of its peer, such as those of a gateway's other users, must leave them, and
+    while its party waits those of others, too. After KEPT_S in vain, nothing is kept for the party for REST_S.
 
     No session is ended or kept from growing for the equal share. Answers take seconds, so room is soon free. But an
     answer may grow for minutes: while another party waits, no session grows if its party then holds over half. And a
@@ -189,7 +190,7 @@ class PeerShares(Generic[H]):
         self._what = what
         self._lacks_room = lacks_room
         self._networks, self._peers = self._levels = _Level(1, "network", "your network's"), _Level(2, "peer", "your")
-        self._turns = NewestItems[Sharer, _Turn](MAX_WAITING)
+        self._turns = NewestItems[Sharer, dict[int, _Turn]](MAX_WAITING)  # by the pages of the sequence
 
     def check(self, sharer: Sharer, num_pages: int, *, now_s: float) -> None:
         """Check that a peer may have another sequence of `num_pages`. Does not check for free room.
@@ -263,22 +264,19 @@ class PeerShares(Generic[H]):
         self._note_waiting(self._levels, sharer, num_pages, num_more, now_s)
         if not num_more:
             return  # what grows takes no turn: it is often refused, and then goes on elsewhere
-        turn = self._turns.get(sharer)
-        if turn is None or turn.is_over(now_s):
-            self._turns[sharer] = _Turn(num_pages, now_s, now_s)
-        elif num_pages >= turn.num_pages:
-            self._turns[sharer] = _Turn(num_pages, turn.since_s, now_s)
+        turns = {size: turn for size, turn in self._turns.get(sharer, {}).items() if not turn.is_over(now_s)}
+        turns[num_pages] = _Turn(turns[num_pages].since_s if num_pages in turns else now_s, now_s)
+        if len(turns) > MAX_TURNS:
+            del turns[min(turns)]
+        self._turns[sharer] = turns
 
     def admitted(self, sharer: Sharer, num_pages: int, *, now_s: float) -> None:
         """Note that a peer was given what it asked for, so that it waits no more. Its network waits on with others."""
         self._peers.waits_until_s.pop(sharer[:2], None)
         if not self._peers.has_rivals(sharer, now_s):
             self._networks.waits_until_s.pop(sharer[:1], None)
-        turn = self._turns.get(sharer)
-        if turn is None or turn.num_pages != num_pages:
-            return
-        del self._turns[sharer]
-        if turn.is_kept(now_s):
+        turn = self._turns.get(sharer, {}).pop(num_pages, None)
+        if turn is not None and turn.is_kept(now_s):
             for level in self._levels:
                 level.kept_since_s.pop(sharer[: level.depth], None)
 
@@ -334,16 +332,21 @@ class PeerShares(Generic[H]):
 
     def _num_kept_pages(self, sharer: Sharer, num_pages: int, now_s: float) -> int:
         """Return how many free pages a sequence of `num_pages` must leave for the one that was asked for first."""
-        kept = [(other, turn) for other, turn in self._turns.items() if turn.is_kept(now_s)]
-        kept.sort(key=lambda asked: asked[1].since_s)
-        waiting = (asked for asked in kept if self._goes_before(asked[0], sharer, now_s))
-        if (first := next(waiting, None)) is None or (first[0], first[1].num_pages) == (sharer, num_pages):
+        kept = [
+            (turn.since_s, other, size)
+            for other, turns in self._turns.items()
+            for size, turn in turns.items()
+            if turn.is_kept(now_s)
+        ]
+        kept.sort(key=lambda asked: asked[0])
+        waiting = ((other, size) for _, other, size in kept if self._goes_before(other, sharer, now_s))
+        if (first := next(waiting, None)) is None or first == (sharer, num_pages):
             return 0
-        other, turn = first
+        other, size = first
         level = self._level_between(sharer, other)
         if level.kept_for_s(other, now_s) >= KEPT_S:
             level.kept_since_s[other[: level.depth]] = now_s
-        return min(turn.num_pages, self._num_pages // 2)
+        return min(size, self._num_pages // 2)
 
     def _goes_before(self, first: Sharer, sharer: Sharer, now_s: float) -> bool:
         """Return whether a sequence of `sharer` must leave pages for an earlier one of `first`."""

@@ -277,6 +277,21 @@ def test_room_is_kept_for_a_large_session_while_another_peer_asks_for_sessions_o
         shares.check_turn(sharer("gateway"), 50, num_free=4000, now_s=2 * WAIT_S)
 
 
+@alike
+@pytest.mark.parametrize("num_pages", [40, 60])
+def test_room_is_kept_for_a_session_though_its_peer_asked_once_for_one_of_another_size(num_pages: int) -> None:
+    """Another user of a gateway was served elsewhere."""
+    shares = PeerShares(held(["a"], 50), 8, ROOM)
+    for at_s in range(0, 12, 2):
+        shares.refused(sharer("gateway"), 50, now_s=float(at_s), num_more=1)
+        if at_s == 6:
+            shares.refused(sharer("gateway"), num_pages, now_s=6.5, num_more=1)
+    shares.check_turn(sharer("gateway"), 50, num_free=50, now_s=11.0)
+    for at_s in (11.0, 15.0):
+        with pytest.raises(PeerRefused, match="no room for 5 more pages"):
+            shares.check_turn(sharer("a"), 5, num_free=50, now_s=at_s)
+
+
 def test_request_of_one_of_a_thousand_keys_that_wait_takes_little_more_work_than_of_ten() -> None:
     def num_lines_beside(num_keys: int) -> int:
         server = Server()

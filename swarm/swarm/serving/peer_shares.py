@@ -152,8 +152,8 @@ class PeerShares(Generic[H]):
     divided by the number of parties that hold some. All that wait and hold nothing count as one more, so that parties
     which only ask, however many, cost the others no more than one does. While another network waits, the peers of a
     network share its equal share, else all. Each network may have one session of any size that fits. A party waits from
-    when it was refused for lack of room within its share until it is admitted, for WAIT_S at most. So what is freed
-    goes to those that wait.
+    when it was refused for lack of room within its share until it is admitted, for WAIT_S at most; a network waits on
+    while another of its peers does. So what is freed goes to those that wait.
 
     Small sessions fit in what is freed, and a large one might wait for ever. So once one was asked for in vain for
     KEPT_AFTER_S, its pages are kept for it until KEPT_UNTIL_S, but half of all pages at most: of several for the one

@@ -61,12 +61,12 @@ Limits = tuple[int, int, int]
 def over_limit(
     held: Collection[tuple[Sharer, int]], sharer: Sharer, num_more: int, limits: Limits
 ) -> Literal["", "peer", "network", "all"]:
-    """Return who would hold too much if `sharer` had `num_more` beside what is `held`: "" if nobody would. Those that
-    hold nothing may have any amount."""
+    """Return who would hold too much if `sharer` had `num_more` beside what is `held`: "" if nobody would. A network
+    or a peer that holds nothing may have any amount that is left for all."""
     levels: tuple[Literal["all", "network", "peer"], ...] = "all", "network", "peer"
     for depth in (2, 1, 0):
         num_own = sum(num for other, num in held if other[:depth] == sharer[:depth])
-        if num_own and num_own + num_more > limits[depth]:
+        if (num_own or not depth) and num_own + num_more > limits[depth]:
             return levels[depth]
     return ""
 

@@ -246,7 +246,7 @@ def test_finished_run_that_only_the_history_knows_has_its_name_and_says_that_it_
         async with world() as found:
             for number in (1, 2):
                 view = step(number, 1_700_000_000.0)
-                found.history.record_step(StepFact(run=run.run_id, group=("ann",), step=view, file=run.text))
+                found.history.record(StepFact(run=run.run_id, group=("ann",), step=view, file=run.text))
             view = (await detail_of(found, run.run_id)).run
             assert (view.name, view.signed_by, view.outer_steps) == ("story", AUTHOR.peer_id, 2)
             assert view.state == "finished"

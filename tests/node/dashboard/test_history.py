@@ -104,10 +104,10 @@ def test_signed_file_of_a_run_is_read_after_a_restart(place: Path | str) -> None
     signed = sign_mapping(STORY, to_mapping(STORY), Identity(bytes(32)), 1)
 
     def tell(history: DashboardHistory) -> None:
-        history.record_step(step(1))
-        history.record_step(replace(step(2), file=signed.text))
-        history.record_step(replace(step(3), file="another file"))
-        history.record_step(replace(step(1, run="damaged"), file="x = 1"))
+        history.record(step(1))
+        history.record(replace(step(2), file=signed.text))
+        history.record(replace(step(3), file="another file"))
+        history.record(replace(step(1, run="damaged"), file="x = 1"))
 
     async def ask(history: DashboardHistory) -> None:
         assert await history.run("run-1") == signed

@@ -18,6 +18,7 @@ from swarm.client.remote_blocks import PATIENCE_S
 from swarm.client.request import ContextExceeded
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
+from swarm.serving.peer_shares import Sharer
 from swarm.serving.server import forward_server
 from swarm.serving.server.forward_call import MAX_PIECE_MS, PIECE_MS, ForwardPace
 from swarm.testing import virtual_time
@@ -81,9 +82,10 @@ def test_call_is_retried_at_a_busy_server_and_not_when_it_is_too_large(boxes: An
             clock = asyncio.get_running_loop().time
             since_s = clock()
             async with asyncio.TaskGroup() as tasks:
+                caller = Sharer(server.calls._provider_of(swarm.network.peer_id), swarm.network.peer_id)
                 with contextlib.ExitStack() as taken:
                     for _ in range(4):
-                        taken.enter_context(server.calls.room.reserved(swarm.network.peer_id, 1))
+                        taken.enter_context(server.calls.room.reserved(caller, 1))
                     asked = tasks.create_task(swarm.client.forward(x, model="tiny"))
                     await asyncio.sleep(2.5)
                     assert not asked.done()
@@ -119,13 +121,14 @@ def test_call_that_is_too_large_for_one_server_waits_for_another_and_asks_the_fi
             expected = await swarm.client.forward(x, model="tiny")
             small, busy = swarm.servers.values()
             small.calls.room._max_bytes = 100
+            caller = Sharer(busy.calls._provider_of(swarm.network.peer_id), swarm.network.peer_id)
             async with asyncio.TaskGroup() as tasks:
                 with (
                     contextlib.ExitStack() as taken,
                     caplog.at_level(logging.INFO, logger="swarm.client.remote_blocks"),
                 ):
                     for _ in range(4):
-                        taken.enter_context(busy.calls.room.reserved(swarm.network.peer_id, 1))
+                        taken.enter_context(busy.calls.room.reserved(caller, 1))
                     asked = tasks.create_task(swarm.client.forward(x, model="tiny"))
                     await asyncio.sleep(5)
             assert torch.equal(asked.result(), expected)

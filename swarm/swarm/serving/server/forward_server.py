@@ -58,7 +58,7 @@ class ForwardAdmission:
     `num_bytes` and `num_calls` are 0 when there is no call.
     """
 
-    def __init__(self, *, max_bytes: int = 2 * MAX_CALL_BYTES, max_calls: Limits = (32, 8, 4)) -> None:
+    def __init__(self, *, max_bytes: int = 2 * MAX_CALL_BYTES, max_calls: Limits = (32, 16, 4)) -> None:
         self._max_bytes = max_bytes
         self._max_calls = max_calls
         self._calls: list[tuple[Sharer, int]] = []

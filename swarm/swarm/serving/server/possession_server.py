@@ -50,7 +50,7 @@ CHALLENGE_S = 90.0
 NUM_DRAWN = 1
 """Chunks of one challenge: many small challenges find a server that lacks a part as soon as a few large ones would."""
 
-MAX_CHUNKS: Limits = (1024, 256, 64)
+MAX_CHUNKS: Limits = (1024, 512, 64)
 """Maximum chunks in an hour for all peers without a session, and again for all with one, for those of one provider's
 network, and for one peer: 64 MiB, 16 MiB, and 4 MiB, a proof every few minutes."""
 

@@ -136,8 +136,8 @@ def with_dispute(state: RoundState, peer: str, involved: Collection[str], reason
     """Return `state` after `peer` has left the reduction. It and the members that it blames are `involved`.
 
     What it says may be right or made up. So a peer that is involved in two disputes is suspect, unless others are in as
-    many. A peer that blames this very member is suspect at once: the two may be unable to reach each other, and the
-    coordinator must not hear only one of them. So is a stranger to the state, whose word counts for nothing.
+    many. If nobody is by that rule, a peer that blames this very member is: the two may be unable to reach each other,
+    and the coordinator must not hear only one of them. So is a stranger to the state, whose word counts for nothing.
     """
     roster, me = state.setup.roster, state.setup.me
     if roster and peer not in roster:

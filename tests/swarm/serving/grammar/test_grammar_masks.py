@@ -8,7 +8,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,16 +107,21 @@ def text_of(mask: TokenMask) -> str:
     return byte_tokenizer().decode([token_id for token_id, _ in mask.drafts])
 
 
+def drafted(process: GrammarProcess, tokens: list[int], guess: Sequence[int] = (), most: int = MAX_DRAFTS) -> str:
+    """Return the longest of five answers: on a busy machine, the time for drafts may be over before the first."""
+    return max((text_of(process.mask(tokens, guess, most)) for _ in range(5)), key=len)
+
+
 def test_drafts_are_what_the_grammar_forces_and_allows_of_a_guess(processes: GrammarForkServer) -> None:
     with following(processes, "json_schema", json.dumps(SCHEMA)) as process:
-        assert text_of(process.mask([], most=4)) == '{"ci'
-        assert text_of(process.mask(ids("{"), most=MAX_DRAFTS)) == '"city": "'
-        assert text_of(process.mask(ids('{"city": "'), most=MAX_DRAFTS)) == ""
-        assert text_of(process.mask(ids('{"city": "R'), ids('ome", "d'), MAX_DRAFTS)) == 'ome", "days": '
-        assert text_of(process.mask(ids('{"city": "Ro'), ids("maine"), MAX_DRAFTS)) == 'mai", "days": '
-        assert text_of(process.mask(ids('{"city": "Rom'), ids('e", "size'), MAX_DRAFTS)) == 'e", "days": '
-        assert text_of(process.mask(ids('{"city": "Rome"'), ids(', "days": 3'), MAX_DRAFTS)) == ', "days": 3}'
-        assert text_of(process.mask(ids('{"city": "Rome", "days": '), ids("x"), MAX_DRAFTS)) == ""
+        assert drafted(process, [], most=4) == '{"ci'
+        assert drafted(process, ids("{")) == '"city": "'
+        assert drafted(process, ids('{"city": "')) == ""
+        assert drafted(process, ids('{"city": "R'), ids('ome", "d')) == 'ome", "days": '
+        assert drafted(process, ids('{"city": "Ro'), ids("maine")) == 'mai", "days": '
+        assert drafted(process, ids('{"city": "Rom'), ids('e", "size')) == 'e", "days": '
+        assert drafted(process, ids('{"city": "Rome"'), ids(', "days": 3')) == ', "days": 3}'
+        assert drafted(process, ids('{"city": "Rome", "days": '), ids("x")) == ""
         last = process.mask(ids('{"city": "Rome", "days": 3}'), ids("x"), MAX_DRAFTS)
         assert last.may_end
         assert not last.drafts

@@ -8,7 +8,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -107,7 +107,9 @@ def text_of(mask: TokenMask) -> str:
     return byte_tokenizer().decode([token_id for token_id, _ in mask.drafts])
 
 
-def drafted(process: GrammarProcess, tokens: list[int], guess: Sequence[int] = (), most: int = MAX_DRAFTS) -> str:
+def drafted(
+    process: GrammarProcess, tokens: list[int], guess: list[int] | tuple[()] = (), most: int = MAX_DRAFTS
+) -> str:
     """Return the longest of five answers: on a busy machine, the time for drafts may be over before the first."""
     return max((text_of(process.mask(tokens, guess, most)) for _ in range(5)), key=len)
 

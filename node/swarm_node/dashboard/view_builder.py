@@ -93,20 +93,14 @@ class ViewBuilder:
         """
         nodes = node_views(snapshot, names, self._nodes)
         self._servers = {model: self._servers.get(model) or RecordMemo(server_view) for model in snapshot.models}
-        found = {
-            model: model_detail(
-                model,
-                listed,
-                names,
-                snapshot.rtts_ms,
-                self._servers[model],
-                publishers,
-                convicted=convicted,
-                unreachable=unreachable.get(model, ()),
+        models = {}
+        for model, listed in sorted(snapshot.models.items()):
+            memo, gone = self._servers[model], unreachable.get(model, ())
+            detail = model_detail(
+                model, listed, names, snapshot.rtts_ms, memo, publishers, convicted=convicted, unreachable=gone
             )
-            for model, listed in snapshot.models.items()
-        }
-        models = {model: detail for model, detail in sorted(found.items()) if detail is not None}
+            if detail is not None:
+                models[model] = detail
         runs = {each.run: run_view(each, snapshot.at, names) for each in sorted(facts, key=lambda each: each.run)}
         by_state, by_reachability = counted(nodes.values())
         p50_s, p95_s = first_token_s(snapshot.nodes.records)

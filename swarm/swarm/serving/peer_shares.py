@@ -58,6 +58,11 @@ Limits = tuple[int, int, int]
 """Limits of what all peers, those of one network, and one peer may hold."""
 
 
+def byte_limits(num_bytes: int) -> Limits:
+    """Return the limits where all may hold `num_bytes`: three quarters for those of one network, half for one peer."""
+    return num_bytes, 3 * num_bytes // 4, num_bytes // 2
+
+
 def over_limit(
     held: Collection[tuple[Sharer, int]], sharer: Sharer, num_more: int, limits: Limits
 ) -> Literal["", "peer", "network", "all"]:

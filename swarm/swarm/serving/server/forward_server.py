@@ -28,7 +28,7 @@ from torch import Tensor
 from swarm.network.interface import EndOfStream, FailpointHook, Stream, StreamHandler, no_failpoints
 from swarm.network.peer_budgets import ProviderOf
 from swarm.serving.model.span import Span
-from swarm.serving.peer_shares import Limits, Sharer, over_limit
+from swarm.serving.peer_shares import Limits, Sharer, byte_limits, over_limit
 from swarm.serving.server.deployment import Deployment
 from swarm.serving.server.forward_call import Direction, ForwardCall, ForwardPace
 from swarm.serving.wire.tensor_stream import receive_floats, receive_tokens, send_tensor
@@ -75,8 +75,8 @@ class ForwardAdmission:
     def reserved(self, client: Sharer, num_bytes: int) -> Iterator[None]:
         """Reserve `num_bytes` for a call of `client`. Raises PeerRefused, with `retry_after_s` if there may be room
         later."""
-        limits = self._max_bytes, 3 * self._max_bytes // 4, self._max_bytes // 2
-        most = limits[-1]
+        max_bytes = byte_limits(self._max_bytes)
+        most = max_bytes[-1]
         if num_bytes > most:
             raise PeerRefused(
                 f"the call takes {num_bytes} bytes, and a client may have {most} here",
@@ -85,7 +85,7 @@ class ForwardAdmission:
             )
         calls = [(other, 1) for other, _ in self._calls]
         full = {over_limit(calls, client, 1, self._max_calls)}
-        full.add(over_limit(self._calls, client, num_bytes, limits))
+        full.add(over_limit(self._calls, client, num_bytes, max_bytes))
         if full != {""}:
             raise self._busy("other calls of yours are under way" if "peer" in full else "others call, too")
         call = (client, num_bytes)

@@ -30,7 +30,7 @@ from swarm.held_counts import HeldCounts
 from swarm.serving.engine.compute import RunnableSpan
 from swarm.serving.engine.sequence import EngineSequence
 from swarm.serving.model.batch import is_decode
-from swarm.serving.peer_shares import Sharer, over_limit
+from swarm.serving.peer_shares import Sharer, byte_limits, over_limit
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection
 from swarm.serving.wire.tensor_stream import hidden_of, tokens_of
 
@@ -58,7 +58,7 @@ class Backpressure:
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._limits = max_bytes, 3 * max_bytes // 4, max_bytes // 2
+        self._limits = byte_limits(max_bytes)
         self._held = HeldCounts[Sharer]()
         self._changed = asyncio.Event()
 

@@ -72,7 +72,6 @@ class KeyRing:
         return len(self._keys)
 
     def find(self, secret: str) -> Key | None:
-        """Return the key with this secret, or None."""
         self._refresh()
         digest = _digest(secret)
         found = None

@@ -197,7 +197,6 @@ class World:
             loop.call_at(at_s, self._join, node.kind, at_s + self._stay_s())
 
     async def _live(self, node: SimulatedNode, seed: bytes) -> None:
-        """Run a node until it is cancelled."""
         entries = [peer_id for peer_id in self._seeds if peer_id != node.identity.peer_id]
         if node.kind.role == "train" and self._population.training is not None:
             node.streams = self._population.training.streams_of(node.identity, node.host)

@@ -38,7 +38,6 @@ class Population:
     training: TrainingWorld | None = None
 
     def settled(self) -> list[SimulatedNode]:
-        """Return the nodes that joined more than SETTLED_S ago."""
         before = asyncio.get_running_loop().time() - SETTLED_S
         return [node for node in self.nodes.values() if node.joined_at < before and node.membership is not None]
 

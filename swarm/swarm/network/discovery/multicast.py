@@ -115,7 +115,6 @@ class MulticastLink:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Return the segments that were opened."""
         return tuple(self._transports)
 
     def send(self, segment: Segment, packet: bytes) -> None:

@@ -329,7 +329,6 @@ class VoteCalls:
             self._background.create_task(self.send(peer, data), name=f"vote to {short_id(peer)}")
 
     async def send(self, peer: str, vote: bytes) -> None:
-        """Send a signed vote to `peer`."""
         context, lost = self._context, None
         try:
             reply = await context.network.call(peer, context.methods.vote, vote, timeout_s=CALL_TIMEOUT_S)

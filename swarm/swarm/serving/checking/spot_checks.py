@@ -28,8 +28,7 @@ from swarm.network.membership import Membership
 from swarm.router.revisions import manifest_of
 from swarm.serving.checking.comparison import TOLERANCES
 from swarm.serving.checking.finished_answer import AnsweredSpan, AnswerToCheck, CheckReport, FinishedAnswer, Result
-from swarm.serving.checking.recomputation import recompute
-from swarm.serving.checking.span_check import CheckContext, check_span
+from swarm.serving.checking.span_check import CheckContext, check_span, recompute
 from swarm.serving.sampling.sampling import check_kind
 from swarm.trust.reputation import Reputation
 

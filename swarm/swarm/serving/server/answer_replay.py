@@ -33,7 +33,7 @@ from swarm.serving.checking.comparison import (
     fingerprint_error,
 )
 from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
-from swarm.serving.checking.recomputation import NUM_TOP
+from swarm.serving.checking.span_check import NUM_TOP
 from swarm.serving.checking.span_commitment import answer_of, signed_by
 from swarm.serving.manifest.verification import check_directory
 from swarm.serving.model.model_files import ModelFiles, open_model

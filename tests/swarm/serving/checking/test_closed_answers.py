@@ -14,8 +14,7 @@ from support.plain_records import serve_record
 from swarm.router.routing import Hop
 from swarm.serving.checking.comparison import TOLERANCES
 from swarm.serving.checking.finished_answer import AnsweredSpan, Draw, FinishedAnswer
-from swarm.serving.checking.recomputation import SpanInputs
-from swarm.serving.checking.span_check import CheckContext, _Comparison, check_span
+from swarm.serving.checking.span_check import CheckContext, SpanInputs, _Comparison, check_span
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks, dtype_of
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import COMMIT_S, LAST_S, ClosedAnswer

@@ -18,7 +18,7 @@ from support.faults import Fault
 from support.leaks import no_leaks
 from swarm.serving.checking.comparison import TOLERANCES, LargestLogits, fingerprint_error
 from swarm.serving.checking.finished_answer import CheckReport
-from swarm.serving.checking.recomputation import NUM_TOP, SpanInputs, largest_logits, recompute
+from swarm.serving.checking.span_check import NUM_TOP, SpanInputs, largest_logits, recompute
 from swarm.serving.checking.spot_checks import MAX_WAITING, SpotCheckOptions
 from swarm.serving.engine.span_speed import ObservedSpeed
 from swarm.serving.model.model_files import open_model

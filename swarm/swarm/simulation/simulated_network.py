@@ -19,7 +19,6 @@ from swarm_protocol.errors import PeerRefused, PeerTimeout, PeerUnreachable
 from swarm_protocol.identity import SIGNATURE_BYTES, Identity
 from swarm_protocol.records import NodeRecord
 
-from swarm.network.dht.known_peers import StreamedCalls
 from swarm.network.dht.own_records import OwnRecords
 from swarm.network.dht.record_dht import RecordDht
 from swarm.network.dht.record_storage import RecordValidator
@@ -64,10 +63,8 @@ class _StubIdentity(Identity):
 class _SharingDht(RecordDht):
     """Shares each record with all nodes before it stores the record with some."""
 
-    def __init__(
-        self, host: SimulatedHost, prefix: str, records: SharedRecords, streams: StreamedCalls | None = None
-    ) -> None:
-        super().__init__(host, prefix, records, streams)
+    def __init__(self, host: SimulatedHost, prefix: str, records: SharedRecords) -> None:
+        super().__init__(host, prefix, records)
         self._shared = records
 
     async def store(self, envelope: Envelope) -> bool:

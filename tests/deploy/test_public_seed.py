@@ -108,6 +108,21 @@ def test_script_keeps_changed_settings_and_a_gateway_in_place_of_the_dashboard(t
     assert calls[-2:] == [f"{do} swarm-node@seed swarm-node@gateway caddy" for do in ("enable", "restart")]
 
 
+def test_script_replaces_its_own_name_and_none_that_the_operator_wrote(tmp_path: Path) -> None:
+    run_script(tmp_path, NAME)
+    seed, dashboard = (tmp_path / "etc" / "swarm" / f"{role}.toml" for role in ("seed", "dashboard"))
+    own = f'# moved from {NAME}\nhistory = "postgresql://swarm@db.{NAME}/swarm"\ntensorboard = "/data/{NAME}"\n'
+    more = f'allowed_hosts = ["{NAME}", "old.{NAME}"]'
+    own += f'peers = ["/dns4/{NAME}/tcp/4002"]\n'
+    seed.write_text(settings("seed") + own)
+    dashboard.write_text(settings("dashboard").replace(f'allowed_hosts = ["{NAME}"]', more) + own)
+    run_script(tmp_path, "new.example.net")
+    assert seed.read_text() == settings("seed", domain="new.example.net") + own
+    expected = settings("dashboard", domain="new.example.net")
+    kept = f'allowed_hosts = ["new.example.net", "old.{NAME}"]'
+    assert dashboard.read_text() == expected.replace('allowed_hosts = ["new.example.net"]', kept) + own
+
+
 def test_shellcheck_finds_nothing() -> None:
     shellcheck = shutil.which("shellcheck")
     if not shellcheck:

@@ -51,7 +51,8 @@ def run(flags: Flags) -> int:
         raise ConfigError(
             f"cannot read {path}: it is not a file", remedy="give --nodes a TOML file with [[nodes]] tables"
         )
-    read_nodes(path, 1)  # refuses a wrong file before torch is imported, though the number of blocks is not known yet
+    text = read_text(path, MAX_FILE_BYTES, "check --nodes: it takes a nodes file")
+    parse_nodes(text, path, 1)  # refuses a wrong file before torch is imported: the number of blocks is not known yet
     emitter = Emitter(json=flags.json)
     say_loading(emitter)
     with lean_imports():
@@ -64,7 +65,7 @@ def run(flags: Flags) -> int:
     say_lookup(model, emitter)
     source = find_source(model, Home(config.home), lambda *_: None)
     needs = planned_needs(source.directory, ServerOptions(dtype=config.dtype))
-    nodes = read_nodes(path, needs.num_blocks)
+    nodes = parse_nodes(text, path, needs.num_blocks)
     shares = [_model_share(node) for node in nodes]
     found = plan(needs, [replace(node, memory_bytes=share) for node, (share, _) in zip(nodes, shares, strict=True)])
     taken = (replace(each, reason=why or each.reason) for each, (_, why) in zip(found.taken, shares, strict=True))
@@ -137,9 +138,8 @@ _KEYS = ("name", "memory", "decode_ms_per_block", "tokens_per_s", "prefill_ms_pe
 _SHORTEST = 'for each node a table [[nodes]] with name = "attic", memory = "24GiB", decode_ms_per_block = 3.0'
 
 
-def read_nodes(path: Path, num_blocks: int) -> list[PlannedNode]:
-    """Read the nodes to plan for from a TOML file. Raises ConfigError."""
-    text = read_text(path, MAX_FILE_BYTES, "check --nodes: it takes a nodes file")
+def parse_nodes(text: str, path: Path, num_blocks: int) -> list[PlannedNode]:
+    """Return the nodes to plan for, from the TOML `text` of the file `path`. Raises ConfigError."""
     table = parse_toml(text, path, remedy=f"write {_SHORTEST}")
     _refuse_unknown(table, ("nodes",), f"the nodes file {path}")
     entries = table.get("nodes")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from swarm_node import cli
-from swarm_node.commands.plan import read_nodes
+from swarm_node.commands.plan import parse_nodes
 from swarm_node.machine.hardware import PROCESS_BYTES, limit_for, share_of_limit
 from swarm_protocol.errors import ConfigError
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -68,9 +68,8 @@ def test_wrong_nodes_file_is_refused_before_torch_is_loaded(
 
 def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
     cellar = '[[nodes]]\nname = "cellar"\nmemory = 1000\ntokens_per_s = 25\nrelayed = true\n'
-    one, two = read_nodes(
-        nodes_file(tmp_path, ATTIC + cellar + "prefill_ms_per_token = 0.5\nrtt = { attic = 1, client = 2.5 }\n"), 4
-    )
+    text = ATTIC + cellar + "prefill_ms_per_token = 0.5\nrtt = { attic = 1, client = 2.5 }\n"
+    one, two = parse_nodes(text, tmp_path, 4)
     assert (one.name, one.memory_bytes, one.decode_ms, one.client_rtt_ms) == ("attic", 800_000_000, 2.0, None)
     assert (two.decode_ms, two.prefill_ms, two.relayed, two.memory_bytes) == (10.0, 0.5, True, 1000)
     assert (two.rtt_ms, two.client_rtt_ms) == ({"attic": 1.0}, 2.5)
@@ -104,22 +103,35 @@ def test_nodes_file_reads_every_key(tmp_path: Path) -> None:
         (ATTIC.replace("attic", "\\u0007"), "name of node 1 in", "attic"),
         (ATTIC.replace("800MB", "much"), "memory of node 1 in", "24GiB"),
         (ATTIC * 1001, "1001 nodes", "fewer"),
-        ("#" * 2**21, "larger than", "nodes file"),
     ],
 )
 def test_malformed_nodes_file_is_refused_with_one_line(tmp_path: Path, text: str, message: str, remedy: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read_nodes(nodes_file(tmp_path, text), 4)
+        parse_nodes(text, tmp_path / "nodes.toml", 4)
     assert message in caught.value.message
     assert remedy in (caught.value.remedy or "")
     assert "\n" not in caught.value.message
 
 
-def test_binary_nodes_file_is_refused_as_no_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("data", "words"), [(b"\xff\xfe", "is not a text file"), (b"#" * 2**21, "larger than")])
+def test_nodes_file_that_is_no_text_or_too_large_is_refused(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], data: bytes, words: str
+) -> None:
     path = tmp_path / "nodes.toml"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="is not a text file"):
-        read_nodes(path, 4)
+    path.write_bytes(data)
+    assert cli.run(["plan", "--model", str(model), "--nodes", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert words in said
+    assert "nodes file" in said
+
+
+def test_nodes_file_is_read_once_so_that_the_plan_is_of_the_file_that_was_checked(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = nodes_file(tmp_path, ATTIC)
+    monkeypatch.setattr("swarm_node.commands.plan.say_loading", lambda _: path.write_text("nodes = 3"))
+    assert cli.run(["plan", "--model", str(model), "--nodes", str(path)]) == 0
+    assert "attic  0:4" in capsys.readouterr().out
 
 
 def test_plan_without_model_nodes_or_config_fails_with_one_line(

@@ -305,6 +305,7 @@ async def _arrive(node: Node, network: Libp2pNetwork) -> None:
         node.reachability,
         addrs,
         listens=not all(map(is_loopback, node.config.listen)),
+        was_tested=network.was_dialled_back,
         is_symmetric=network.is_behind_symmetric_nat,
         peer_addrs=[addr for contact in network.known_peers for addr in contact.addrs],
     )

@@ -308,14 +308,20 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
     addrs = await network.addrs()
     is_local = all(map(is_loopback, (*config.listen, *config.peers)))
     is_reached = found == "public" or is_local
+    listens = not all(map(is_loopback, config.listen))
     meaning = reachability.explain(
         found,
         addrs,
-        listens=not all(map(is_loopback, config.listen)),
+        listens=listens,
+        was_tested=network.was_dialled_back,
         is_symmetric=network.is_behind_symmetric_nat,
     )
     if is_reached:
         reached = Finding("reachability", "ok", str(meaning))
+    elif listens and not network.was_dialled_back:
+        message = "no peer answered in time whether it reaches this node, so this says nothing about a NAT"
+        remedy = "run the doctor again once this machine and its link are less busy"
+        reached = Finding("reachability", "warn", message, remedy)
     else:
         reached = Finding("reachability", "warn", meaning.meaning, meaning.remedy)
     joined = f"joined {config.network_id}, which has {plural(num_nodes, 'node')}"

@@ -66,12 +66,19 @@ _LOCAL_PEERS = Explanation("only from this machine, where its peers are, too")
 
 
 def explain(
-    found: Reachability, addrs: Sequence[str], *, listens: bool, is_symmetric: bool, peer_addrs: Sequence[str] = ()
+    found: Reachability,
+    addrs: Sequence[str],
+    *,
+    listens: bool,
+    was_tested: bool,
+    is_symmetric: bool,
+    peer_addrs: Sequence[str] = (),
 ) -> Explanation:
     """Return the meaning of `found` for people, with a remedy.
 
     `addrs` are the announced addresses, and `peer_addrs` those of its peers. `listens` says whether peers beyond this
-    machine could connect, and `is_symmetric` whether the NAT uses another port for each peer.
+    machine could connect, `was_tested` whether any peer has answered that it tried to, and `is_symmetric` whether the
+    NAT uses another port for each peer.
     """
     meaning = reach(found, addrs)
     if not listens and meaning in ("this machine only", "relay", "unknown"):
@@ -80,4 +87,5 @@ def explain(
     is_known_by_relays = meaning == "relay" or (meaning == "unknown" and any(map(is_relayed, addrs)))
     if is_known_by_relays and is_symmetric:
         return _SYMMETRIC
-    return _RELAYS_YET if is_known_by_relays and meaning == "unknown" else _MEANINGS[meaning]
+    is_untested = meaning == "unknown" or not was_tested  # no answer in time does not show that there is a NAT
+    return _RELAYS_YET if is_known_by_relays and is_untested else _MEANINGS[meaning]

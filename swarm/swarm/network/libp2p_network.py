@@ -174,6 +174,11 @@ class Libp2pNetwork(SigningNetwork):
         return self._paths.own.is_behind_symmetric_nat
 
     @property
+    def was_dialled_back(self) -> bool:
+        """Return whether any peer has answered that it tried to reach this node, successfully or not."""
+        return self._paths.own.was_asked
+
+    @property
     def relays(self) -> frozenset[str]:
         """The peer ids of the nodes that relay for this one now."""
         return self._reservations.held

@@ -181,22 +181,34 @@ def test_training_that_is_to_end_says_what_it_waits_for(takes_s: float, lines: l
 def test_explain_says_what_blocks_connections_and_how_to_allow_them(
     found: Reachability, addrs: list[str], words: str
 ) -> None:
-    assert words in str(reachability.explain(found, addrs, listens=True, is_symmetric=False))
+    assert words in str(reachability.explain(found, addrs, listens=True, was_tested=True, is_symmetric=False))
 
 
 def test_explain_names_a_symmetric_nat_and_a_node_without_a_listener() -> None:
-    assert "another port for each peer" in reachability.explain("relay", [], listens=True, is_symmetric=True).meaning
+    assert (
+        "another port for each peer"
+        in reachability.explain("relay", [], listens=True, was_tested=True, is_symmetric=True).meaning
+    )
     for found, addrs in (("relay", [FAR]), ("unknown", []), ("unknown", [LOCAL]), ("public", [LOCAL])):
-        explained = reachability.explain(found, addrs, listens=False, is_symmetric=True)
+        explained = reachability.explain(found, addrs, listens=False, was_tested=True, is_symmetric=True)
         assert "does not listen beyond" in explained.meaning
         assert "--listen" in explained.remedy
 
 
+def test_explain_names_no_nat_while_no_peer_has_answered_whether_it_reaches_the_node() -> None:
+    for is_symmetric in (False, True):
+        explained = reachability.explain("relay", [FAR], listens=True, was_tested=False, is_symmetric=is_symmetric)
+        assert ("NAT" in explained.meaning) == is_symmetric
+        assert is_symmetric or "nobody has confirmed yet" in explained.meaning
+
+
 def test_explain_of_a_node_whose_peers_are_all_on_this_machine_has_no_remedy() -> None:
     for peers, words in (([LOCAL], "where its peers are, too"), ([LOCAL, FAR], "--listen"), ([], "--listen")):
-        explained = reachability.explain("unknown", [LOCAL], listens=False, is_symmetric=False, peer_addrs=peers)
+        explained = reachability.explain(
+            "unknown", [LOCAL], listens=False, was_tested=True, is_symmetric=False, peer_addrs=peers
+        )
         assert words in str(explained)
 
 
 def test_explain_of_a_reachable_node_has_no_remedy() -> None:
-    assert reachability.explain("public", [FAR], listens=True, is_symmetric=True).remedy == ""
+    assert reachability.explain("public", [FAR], listens=True, was_tested=True, is_symmetric=True).remedy == ""

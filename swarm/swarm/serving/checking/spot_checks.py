@@ -69,8 +69,7 @@ class SpotCheckOptions:
 
 
 class SpotChecks:
-    """One client's checks. `num_results` counts spans by result. `num_skipped` counts drawn answers that were
-    skipped."""
+    """One client's checks. `num_results` counts spans by result."""
 
     def __init__(
         self,
@@ -83,7 +82,6 @@ class SpotChecks:
     ) -> None:
         self.reputation = reputation
         self.num_results: Counter[Result] = Counter()
-        self.num_skipped = 0
         self.reports: deque[CheckReport] = deque(maxlen=MAX_REPORTS)
         self._network = network
         self._membership = membership
@@ -105,7 +103,6 @@ class SpotChecks:
     def submit(self, answer: AnswerToCheck) -> bool:
         """Queue the answer for a check and return True, or return False if too much waits."""
         if self._waiting.full() or self._num_bytes + answer.num_bytes > MAX_WAITING_BYTES:
-            self.num_skipped += 1
             return False
         self._waiting.put_nowait((answer, answer.num_bytes))
         self._num_bytes += answer.num_bytes

@@ -94,7 +94,6 @@ class PossessionServer:
         offered: Callable[[], LoadedSpan | None],
         users: Callable[[], Collection[str]],
     ) -> None:
-        self.num_answers = 0
         self._network = network
         self._name = name
         self._offered = offered
@@ -121,7 +120,6 @@ class PossessionServer:
             raise PeerRefused("enough was proven for now", remedy="ask again later", retry_after_s=wait_s)
         async with self._reads:
             chunks = await asyncio.to_thread(_chunks, held, request.drawn)
-        self.num_answers += 1
         statement = self._statement(peer_id, request, held)
         return PossessionResponse(statement=statement, chunks=chunks).to_bytes()
 

@@ -134,6 +134,7 @@ def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
         ("/nodes/{name:path}", pages.node),
         ("/models/{name:path}", pages.model),
         ("/runs/{name:path}", pages.run),
+        ("/glossary", pages.glossary),
         *([("/try", pages.chat)] if has_chat else []),
     ]
     for section in ("models", "runs"):
@@ -289,6 +290,9 @@ class _Pages:
         if detail is None:
             return None
         return "node.html", {"detail": detail, "node": detail.node, "history_s": PRESENCE_S}
+
+    async def glossary(self, _request: Request) -> Content:
+        return "glossary.html", {"glossary": wording.GLOSSARY}
 
     async def chat(self, _request: Request) -> Content:
         return "try.html", {}

@@ -20,6 +20,52 @@ from swarm_node.formatting import MINUTE_S, plain, plural
 UNKNOWN = Markup('<span class="none"><span aria-hidden="true">–</span><span class="unseen">not known</span></span>')
 MAX_NAME_CHARS = 48
 
+GLOSSARY = (
+    (
+        "Machines",
+        (
+            ("Node", "One machine that runs Swarm's program, with an identity of its own"),
+            ("Peer id", "The name of a node: its public key"),
+            ("Volunteer", "A node that trains a run, serves a model, or waits for such work"),
+            ("Seed", "A node to which others connect first, and which relays for them; it neither serves nor trains"),
+            ("Gateway", "A node that offers OpenAI's HTTP interface"),
+            ("Relay", "A node that carries connections to peers that cannot be dialled"),
+        ),
+    ),
+    (
+        "Models",
+        (
+            ("Token", "A piece of a text, often a short word or a part of one, that models read and write"),
+            ("Block", "One transformer layer, a part of a model"),
+            ("Server", "A node in its role of serving some blocks of a model"),
+            ("Chain", "The servers that together hold the whole model, for one request"),
+            ("Cache", "A server's memory of the texts that it is working on"),
+            ("Revision", "The digest of a model's files; servers of different revisions never answer together"),
+            ("Manifest", "The digests of a model's files under a name, signed by its publisher"),
+            ("Convicted", "A server that signed a wrong proof, as evidence shows; clients do not use it"),
+        ),
+    ),
+    (
+        "Training",
+        (
+            ("Run", "A signed file: model, data, optimizers, codec and rules of one training"),
+            ("Author", "The identity that signed a run"),
+            ("Member", "A node in its role of training a run"),
+            ("Interval", "The training steps of a member between two outer steps"),
+            ("Outer step", "The step that moves the model by what its members have learned since the last one"),
+            ("Round", "The work of agreeing on one outer step"),
+            ("Group", "The members that take part in a round"),
+            ("Digest", "A short name that follows from data: members with equal digests hold equal weights"),
+            ("Loss", "How badly the model predicts the next token, in nats; lower is better"),
+            ("Held-out loss", "The loss on data that nobody trains on"),
+            ("Endorsement", "The author's signed statement that a committed state is part of the run's history"),
+            ("Probation", "The outer steps that a newcomer of an open run has to contribute to before it counts fully"),
+            ("Ban", "The exclusion of a member from the rounds of a run, because evidence proves that it lied"),
+        ),
+    ),
+)
+"""The terms that pages use, for visitors who have no documentation; `docs/glossary.md` has all."""
+
 
 def number(value: float | None) -> str:
     """Write three significant digits: 0.41, 3.2, 58, 3.1k, 2.4M."""

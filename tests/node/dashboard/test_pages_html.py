@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Iterator
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -232,6 +233,16 @@ def test_run_explains_its_words_as_the_glossary_does(client: TestClient, source:
         (meaning,) = [line.split(" | ")[1] for line in glossary.splitlines() if line.startswith(f"| {word} |")]
         explained = dict(words)[word.capitalize()].casefold()
         assert explained.startswith(meaning.partition(";")[0].casefold())
+
+
+def test_visitors_find_the_glossary_on_every_page_and_its_terms_as_in_the_documentation(client: TestClient) -> None:
+    assert '<a href="/glossary">' in client.get("/").text
+    text = client.get("/glossary").text
+    words = {word.casefold(): unescape(meaning) for word, meaning in re.findall(r"<dt>(.+)</dt><dd>(.+)\.</dd>", text)}
+    assert {"volunteer", "block", "run", "outer step", "digest", "relay"} <= words.keys()
+    documented = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text().casefold()
+    for word in ("volunteer", "seed", "gateway", "run", "author", "endorsement", "probation"):
+        assert f"| {word} | {words[word].casefold()}" in documented
 
 
 def test_end_of_a_peer_id_in_a_name_is_not_broken_over_two_lines() -> None:

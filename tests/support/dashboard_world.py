@@ -91,6 +91,10 @@ class PlainHistory:
             )
         )
 
+    async def runs(self) -> tuple[str, ...] | None:
+        found = sorted(self.told_steps.values(), key=lambda fact: -fact.at)
+        return None if self.failure is not None else tuple(dict.fromkeys(fact.run for fact in found))
+
     async def run(self, run: str) -> SignedRun | None:
         files = [fact.file for fact in self._kept(list(self.told_steps.values())) if fact.run == run and fact.file]
         return parse_signed_run(files[0].encode(), "a test") if files else None
@@ -157,13 +161,17 @@ class World:
 
 
 @asynccontextmanager
-async def world(fetch_run: FetchRun = fetch_nothing, internet: MemoryInternet | None = None) -> AsyncIterator[World]:
+async def world(
+    fetch_run: FetchRun = fetch_nothing,
+    internet: MemoryInternet | None = None,
+    history: PlainHistory | None = None,
+) -> AsyncIterator[World]:
     internet = internet or MemoryInternet()
     async with AsyncExitStack() as stack:
         network = internet.network(Identity(b"dashboard".ljust(32, b".")))
         stack.push_async_callback(network.close)
         membership = await stack.enter_async_context(Membership(network))
-        history = PlainHistory()
+        history = history or PlainHistory()
         paths: dict[str, PeerPath] = {}
         collector = Collector(
             network,

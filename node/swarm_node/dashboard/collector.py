@@ -56,6 +56,7 @@ from swarm_node.dashboard.views import (
     Overview,
     RefusalView,
     RunDetail,
+    RunView,
     Series,
 )
 from swarm_node.formatting import DAY_S, shown
@@ -147,6 +148,7 @@ class Collector:
         self._changed = asyncio.Event()
         self._turnover: Turnover | None = None
         self._recent_changes: tuple[ChangeEvent, ...] = ()
+        self._earlier_runs: dict[str, RunView] | None = None  # of earlier dashboards; None until the history answers
         self._recalling: asyncio.Task[None] | None = None
         self._snapshot = NetworkSnapshot(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
         self._builder = ViewBuilder(network.network_id, peers)
@@ -238,15 +240,25 @@ class Collector:
         """Read the newest history. The next poll shows it; no poll waits for it."""
         self._turnover = await self._history.turnover() or self._turnover
         self._recent_changes = await self._history.changes() or self._recent_changes
+        if self._earlier_runs is None and (runs := await self._history.runs()) is not None:
+            found = {run: await self._remembered(run) for run in runs}
+            self._earlier_runs = {run: remembered_view(facts) for run, facts in found.items() if facts.steps}
+
+    async def _remembered(self, run_id: str) -> RunFacts:
+        """Return what the history has of a run."""
+        file, steps = await self._history.run(run_id), await self._history.steps(run_id)
+        return RunFacts(run=run_id, file=file, trainers=Listed(records={}, ages_s={}), steps=steps)
 
     def _publish(self, problem: str) -> None:
         # visitors read this: what is told in the terminal names the machine's files, or its database server
         history_problem = "the history cannot be used; the dashboard's log says why" if self._history.problem else ""
         at = self._views.overview.at
         problems = [each for each in (problem, history_problem) if each]
+        runs = {**self._views.runs, **(self._earlier_runs or {}), **self._views.runs}  # live ones first
         self._overview = self._views.overview.model_copy(
             update={
                 "stale": "; ".join(problems) or None,
+                "runs": tuple(runs.values()),
                 **turnover_counts(self._turnover, at),
                 "happenings": self._recent_changes,
             }
@@ -265,26 +277,24 @@ class Collector:
 
     async def run(self, run_id: str) -> RunDetail | None:
         view, followed = self._views.runs.get(run_id), self._runs.runs.get(run_id)
-        steps = await self._history.steps(run_id)
         refusals: tuple[RefusalView, ...] = ()
         if view is None or followed is None:
             # not seen since this dashboard started: show what the history has
-            if not steps:
+            facts, since = await self._remembered(run_id), dict[str, float]()
+            if not (steps := facts.steps):
                 return None
-            file = await self._history.run(run_id)
-            facts = RunFacts(run=run_id, file=file, trainers=Listed(records={}, ages_s={}), steps=steps)
-            view = remembered_view(facts, self._snapshot.at)
-            since: dict[str, float] = {}
+            view = remembered_view(facts)
         else:
             facts, since, refusals = followed.facts, followed.since, tuple(followed.refusals)
-            by_step = {step.outer_step: step for step in (*steps, *followed.steps)}
+            kept = await self._history.steps(run_id)
+            by_step = {step.outer_step: step for step in (*kept, *followed.steps)}
             steps = downsampled([by_step[outer_step] for outer_step in sorted(by_step)], MAX_STEPS)
         refusals = refusals or await self._history.refusals(run_id)
         totals = await self._history.contributions(run_id)
         return RunDetail(
             run=view,
             num_parameters=num_parameters(facts.trainers.records),
-            steps=steps,
+            steps=tuple(steps),
             refusals=refusals[:MAX_REFUSALS],
             contributors=contributors(facts, totals, self._nodes.names, since, self._snapshot.at),
             bans=ban_views(followed.bans, self._nodes.names) if followed is not None else (),

@@ -25,15 +25,12 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord, ValidationReport
 
 from swarm_node.dashboard.history.history import DashboardHistory
-from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_STEPS
+from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_RUNS, MAX_STEPS
 from swarm_node.dashboard.history.recorder import RefusalFact, StepFact
 from swarm_node.dashboard.run_views import Names, RunEnd, RunFacts, active, end_of, num_parameters, step_view
 from swarm_node.dashboard.views import RefusalView, StepView
 from swarm_node.formatting import shown
 from swarm_node.network_snapshot import Listed
-
-MAX_RUNS = 48
-"""Maximum number of runs kept, including runs that nobody trains any more. The poller limits how many are followed."""
 
 RETRY_FILE_S = 30.0
 ASK_FOR_BANS_S = 10.0
@@ -228,7 +225,8 @@ def _key(refusal: RefusalView) -> tuple[int, str, str]:
 
 
 class RunFollower:
-    """The runs that were polled, by run id."""
+    """The runs that were polled, by run id: at most MAX_RUNS, including runs that nobody trains any more. The poller
+    limits how many are followed."""
 
     def __init__(self, network: Network, membership: Membership, history: DashboardHistory, *, fetch: FetchRun) -> None:
         self._network = network

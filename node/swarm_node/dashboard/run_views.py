@@ -124,9 +124,10 @@ def _training_speed(members: Trainers) -> float | None:
     return sum(each.tokens_per_s for each in members.values() if each.state == "training") or None
 
 
-def remembered_view(facts: RunFacts, at: float) -> RunView:
+def remembered_view(facts: RunFacts) -> RunView:
     """Return the view of a run that only an earlier dashboard has seen, from at least one of its steps."""
-    newest, view = facts.steps[-1], run_view(facts, at)
+    newest = facts.steps[-1]
+    view = run_view(facts, newest.at)
     words = f"Not seen since {utc(newest.at)}. The history has its steps up to outer step {newest.outer_step}."
     words = f"{view.words} {words}" if view.state == "finished" else words
     return view.model_copy(update={"words": words, "remembered": newest.at})

@@ -224,7 +224,6 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
                 view = step(number, at + number)
                 found.history.record(StepFact(run="story", group=("ann", "bob"), tokens={"ann": 7}, step=view))
             await found.looks()
-            assert found.collector.overview().runs == ()
             detail = await detail_of(found, "story")
             assert (detail.run.state, detail.run.outer_step, detail.run.remembered) == ("gone", 2, at + 2)
             assert detail.run.words == (
@@ -234,6 +233,15 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
             assert detail.run.losses == tuple(each.loss for each in detail.steps)
             assert [(each.peer_id, each.state, each.tokens) for each in detail.contributors] == [("ann", "gone", 14)]
             assert await found.collector.run("another") is None
+            found.history.record(StepFact(run="later", group=("ann",), tokens={}, step=step(1, at + 9)))
+        async with world(history=found.history) as restarted:
+            await restarted.looks(3)
+            assert [view.run for view in restarted.collector.overview().runs] == ["later", "story"]
+            assert restarted.collector.overview().runs[1] == detail.run
+            await restarted.join("alder", trainer_record(3))
+            await restarted.looks(3)
+            states = {view.run: view.state for view in restarted.collector.overview().runs}
+            assert states["story"] != states["later"] == "gone"
 
     virtual_time.run(main())
 

@@ -111,6 +111,10 @@ class DashboardHistory:
         """Return a run's signed file, if it is known."""
         return await self._ask(None, reader.read_run, run)
 
+    async def runs(self) -> tuple[str, ...] | None:
+        """Return the ids of the newest 48 runs, the newest first, or None if the database does not answer."""
+        return await self._ask(None, reader.read_runs)
+
     async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
         """Return the totals of a run, most tokens first, at most 1,000."""
         return await self._ask((), reader.read_contributions, run)

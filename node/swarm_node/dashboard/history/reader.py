@@ -34,6 +34,7 @@ MAX_PRESENCES = 500
 MAX_CONTRIBUTORS = 1000
 MAX_REFUSALS = 100
 MAX_CHANGES = 20
+MAX_RUNS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +143,11 @@ def read_run(connection: Connection, run: str) -> SignedRun | None:
     with suppress(SwarmError):
         return parse_signed_run(file.encode(), "the history") if file else None
     return None
+
+
+def read_runs(connection: Connection) -> tuple[str, ...]:
+    """Return the ids of the runs whose steps or refusals were recorded last, the last first."""
+    return tuple(connection.scalars(select(runs.c.run).order_by(runs.c.newest_at.desc()).limit(MAX_RUNS)))
 
 
 def read_contributions(connection: Connection, run: str) -> tuple[ContributionTotal, ...]:

@@ -44,7 +44,12 @@ LONGEST = (
 )
 """Files that take a worker half a minute or more, most of it waiting."""
 
-FORKING = ("node/daemon/test_volunteers.py", "interop/test_interop.py", "swarm/training/test_stopped_process.py")
+FORKING = (
+    "node/daemon/test_volunteers.py",
+    "node/demo/test_demo_end_to_end.py",
+    "interop/test_interop.py",
+    "swarm/training/test_stopped_process.py",
+)
 """Files whose nodes are forks of a process with torch: one worker has them, since each would start such a process."""
 
 # a busy machine is not a bug: examples have no deadline of their own, tests have pytest's timeout

@@ -63,7 +63,7 @@ class ForkedNode:
         reading, writing = os.pipe()
         self.stdout: IO[str] = os.fdopen(reading)
         self._process = (forking() if computes else FORKING).Process(
-            target=_run, args=(arguments, environment, err_path, _Sent(writing), begin)
+            target=_run, args=(arguments, environment, err_path, Sent(writing), begin)
         )
         server = forkserver._forkserver if computes else LIGHT
         with mock.patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
@@ -71,6 +71,7 @@ class ForkedNode:
         os.close(writing)
         assert self._process.pid is not None
         self.pid = self._process.pid
+        self.sentinel = self._process.sentinel
 
     def poll(self) -> int | None:
         return self._process.exitcode
@@ -90,7 +91,7 @@ class ForkedNode:
         self.send_signal(signal.SIGKILL)
 
 
-class _Sent:
+class Sent:
     """A file descriptor that is another process's own once it arrives there."""
 
     def __init__(self, descriptor: int) -> None:

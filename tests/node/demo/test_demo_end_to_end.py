@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 import pytest
+from support import forked_fleet
+from support.forked_node import ForkedNode
 from swarm_node.events import emitter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -86,11 +88,18 @@ def _descendants(root: Path) -> list[psutil.Process]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str, Path]:
-    """Return the events and the text of one whole demo, and the directory that it kept."""
+    """Return the events and the text of one whole demo, and the directory that it kept.
+
+    Its processes are forks of one that has torch. `tests/chaos` runs it as programs, and those below are programs.
+    """
     root = tmp_path_factory.mktemp("demo") / "kept"
-    with _demo(*SHORT, *GREEDY, "--keep", str(root)) as demo:
-        out, err = demo.communicate(timeout=290)  # 30 on an idle machine; this bound is for a busy one
-    assert demo.returncode == 0, f"{err}\n{out[-2000:]}"
+    err_path = root.parent / "err"
+    arguments = ("demo", *SHORT, *GREEDY, "--keep", str(root))
+    demo = ForkedNode(arguments, environment=dict(os.environ), err_path=err_path, begin=forked_fleet.begin())
+    with demo.stdout:
+        out = demo.stdout.read()
+    err = err_path.read_text()
+    assert demo.wait() == 0, f"{err}\n{out[-2000:]}"
     return [json.loads(line) for line in out.splitlines()], err, root
 
 

@@ -52,7 +52,7 @@ from swarm_protocol.training_messages import Group, ReadyReply, SignedGroup
 
 STRANGERS = tuple(Identity(bytes([40 + number]) * 32).peer_id for number in range(2))
 EVENTS_PER_MEMBER = 200
-NUM_SCHEDULES = 60
+NUM_SCHEDULES = 30
 CERTIFICATE = b"certificate"
 
 

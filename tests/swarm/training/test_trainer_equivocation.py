@@ -158,6 +158,10 @@ class Recorder(RunSignatures):
         self.said[self.name, kind, statement.topic, statement.attempted].add(statement.content)
 
 
+NUM_STEPS = 3
+"""The first or the second is struck, and the last one shows that the run goes on."""
+
+
 def recorded(name: str, said: dict[object, set[bytes]]) -> type[RunMember]:
     class Recorded(RunMember):
         async def _open_context(self) -> RunContext:
@@ -186,7 +190,7 @@ def said_by_one_that_crashes(
             swarms[0].kill(who)
 
         script = FaultScript([Fault(who="*", phase=phase, what="kill", nth=nth)], kill=kill)
-        async with Swarm(config(min_group=2, outer_steps=5, majority_after_s=0.0), script) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=NUM_STEPS, majority_after_s=0.0), script) as swarm:
             swarms.append(swarm)
             for name in NAMES:
                 await swarm.join(name, inner=slow_inner(), kind=recorded(name, said), promises=promises(name))
@@ -220,4 +224,4 @@ def test_honest_member_never_signs_two_statements_when_it_crashes_at_any_phase(
     said, members = said_by_one_that_crashes(phase, nth, lambda name: PromiseFile(tmp_path / name))
     assert {len(each) for each in said.values()} == {1}
     assert not any(member.of(MemberConvicted) for member in members)
-    assert_equal_steps(members, 5)
+    assert_equal_steps(members, NUM_STEPS)

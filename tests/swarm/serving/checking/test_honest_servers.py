@@ -29,7 +29,7 @@ PROMPT = [1, 2, 3]
 @pytest.mark.parametrize("fault", ["none", "lost pushes", "kill", "connection"])
 def test_honest_servers_are_not_accused_after_any_order_of_messages(fault: str) -> None:
     reasons, num_drafted = Counter[str](), 0
-    for seed in range(100):
+    for seed in range(50):
         world, index = ToyWorld(seed, num_blocks=3, spans=[(0, 1), (1, 2), (2, 3)] * 4), seed % 3
         world.draws_vary = world.has_drafts = True
         draw = random.Random(seed)
@@ -48,8 +48,8 @@ def test_honest_servers_are_not_accused_after_any_order_of_messages(fault: str) 
             reasons[report.reason] += 1
         assert not world.judged
         num_drafted += world.num_drafted
-    assert num_drafted > 300
-    assert reasons["alone"] > 150, "most commitments agree with the client's rows"
+    assert num_drafted > 150
+    assert reasons["alone"] > 75, "most commitments agree with the client's rows"
     assert (reasons["replayed"] > 0) == (fault in {"kill", "connection"})
 
 

@@ -55,7 +55,7 @@ TOKEN = SampledToken(token_id=7)
 def test_state_gives_the_undisturbed_answers_after_any_history_of_failures() -> None:
     struck: Counter[str] = Counter()
     num_failed = 0
-    for seed in range(400):
+    for seed in range(200):
         world, request = any_world(seed)
         with suppress(SessionError):
             for answer, expected in answers(world, request):
@@ -63,13 +63,13 @@ def test_state_gives_the_undisturbed_answers_after_any_history_of_failures() -> 
         num_failed += world.error is not None
         struck += world.struck
     assert set(struck) == {*KINDS, "push lost", "hand-over"}
-    assert num_failed < 20, "these worlds have spares, so that few sessions fail"
+    assert num_failed < 10, "these worlds have spares, so that few sessions fail"
 
 
 def test_state_leaves_no_server_with_a_token_that_was_lost_with_the_server_that_drew_it() -> None:
     """Another server could draw another token: at a tie, or with a sum in another order."""
     num_looped = num_drafted = num_anew = num_failed = num_moves = 0
-    for seed in range(400):
+    for seed in range(200):
         draw = random.Random(seed)
         spans = draw.choice([[(0, 1), (1, 2), (2, 3)], [(0, 2), (2, 3)], [(0, 1), (1, 3)], [(0, 3)]])
         world = ToyWorld(seed, num_blocks=3, spans=spans * 6, slow_wait_s=0.0)
@@ -95,11 +95,11 @@ def test_state_leaves_no_server_with_a_token_that_was_lost_with_the_server_that_
         num_drafted += world.num_drafted
         num_anew += world.num_anew
         num_moves += world.num_moves
-    assert num_looped > 400 * 15
-    assert num_drafted > 1000
-    assert num_anew > 20
-    assert num_moves > 20
-    assert num_failed < 40
+    assert num_looped > 200 * 15
+    assert num_drafted > 500
+    assert num_anew > 10
+    assert num_moves > 10
+    assert num_failed < 20
 
 
 def strike_any_stage(world: ToyWorld, what: str) -> None:

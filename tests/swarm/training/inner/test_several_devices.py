@@ -133,15 +133,13 @@ def test_step_that_diverges_raises_round_error_and_the_workers_keep_running(two:
     assert two.pids == pids
 
 
-def test_worker_that_died_between_two_calls_is_noticed_by_the_next_and_load_starts_anew(two: SeveralDevices) -> None:
+def test_worker_that_died_between_two_calls_is_noticed_by_the_next(two: SeveralDevices) -> None:
     theta_N = _one().flat()
     two.load(theta_N)
     pid = two.pids[1]
     os.kill(pid, signal.SIGKILL)
     assert _wait_until(lambda: _is_gone(pid))
     _fails(two, windows(4), "training on several devices failed")
-    two.load(theta_N)
-    assert torch.equal(two.flat(), theta_N)
 
 
 def test_worker_that_dies_or_fails_raises_round_error_at_once_and_load_starts_new_workers(

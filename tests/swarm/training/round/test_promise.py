@@ -211,7 +211,7 @@ def test_member_whose_disk_is_full_says_so_and_nothing_else_until_it_has_room_or
     tmp_path: Path, has_room_again: bool
 ) -> None:
     async def main() -> None:
-        async with Swarm(config(min_group=2, outer_steps=17)) as swarm:
+        async with Swarm(config(min_group=2, outer_steps=13)) as swarm:
             disk = FullDisk(tmp_path / "m2")
             for name in ("m0", "m1"):
                 await swarm.join(name, promises=PromiseFile(tmp_path / name))
@@ -219,7 +219,7 @@ def test_member_whose_disk_is_full_says_so_and_nothing_else_until_it_has_room_or
             while not member.of(OuterStep):
                 await asyncio.sleep(0.01)
             disk.has_room, kept = False, disk.read()
-            while len(swarm.members["m0"].of(OuterStep)) < 5:
+            while len(swarm.members["m0"].of(OuterStep)) < 3:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(2 * DISK_S)
             (told,) = member.of(RoundAborted)
@@ -237,9 +237,9 @@ def test_member_whose_disk_is_full_says_so_and_nothing_else_until_it_has_room_or
             else:
                 member.trainer.stop()
             members = await swarm.finish(timeout_s=100.0)
-            assert_equal_steps(members if has_room_again else members[:2], 17)
+            assert_equal_steps(members if has_room_again else members[:2], 13)
             assert not any(each.of(MemberConvicted) for each in members)
-            assert (len(member.of(OuterStep)) > 5) == has_room_again
+            assert (len(member.of(OuterStep)) > 3) == has_room_again
 
     virtual_time.run(main(), compute_s=interval_cost)
 

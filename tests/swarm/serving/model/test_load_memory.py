@@ -5,73 +5,35 @@ Each load has its own process, since a heap keeps what it once allocated.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
-import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from support.forked_node import forking
 from support.quantized_models import write_checkpoint
+from swarm.serving.engine import span_speed
+from swarm.serving.model import fused_decode
+from swarm.serving.model.family_check import check_directory
+from swarm.serving.model.model_files import open_model
+from swarm.serving.server.capability import weigh
+from swarm.serving.server.deployment import ServerOptions, load
 from transformers import LlamaConfig, LlamaForCausalLM
 
 SPARE_BYTES = 16e6
 """What a few tensors on their way and a fragmented heap take; the files of the smaller model have 68 MB."""
+
+FIGURES = "figures"
 
 FILE_BYTES = 101e6
 """The bytes of the larger model."""
 
 CASES = [["int8", "12"], ["int4", "12"], ["float32", "8"], ["bfloat16", "8-fp8"]]
 """Type of the weights; number of blocks, and what they are stored in if it is not bfloat16."""
-
-# the processes are forks of one that has imported everything, has compiled the kernels and tried the families of all
-# models, and has loaded nothing
-LOAD = """
-import json
-import os
-import sys
-from pathlib import Path
-import torchao.prototype.quantization.int4
-import transformers.models.llama.modeling_llama
-from swarm.serving.engine import span_speed
-from swarm.serving.model import fused_decode
-from swarm.serving.model.family_check import check_directory
-from swarm.serving.model.model_files import open_model
-from swarm.serving.server.deployment import load
-from swarm.serving.server.capability import weigh
-from swarm.serving.server.deployment import ServerOptions
-
-span_speed.NUM_STEPS = 1  # memory is measured here, and no time
-
-
-def status(name):
-    return 1024 * int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])
-
-def measure(dtype, name):
-    directory, options = Path(sys.argv[1], name), ServerOptions(dtype=dtype, kv_bytes=2**20)
-    num_blocks = int(name.partition("-")[0])
-    load(directory, 0, 1, options)  # the libraries' own share
-    held, resident = status("RssAnon"), status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
-    span = load(directory, 0, num_blocks, options).span
-    needs = weigh(open_model(directory), options)
-    weights = num_blocks * needs.block_bytes + needs.ends_bytes
-    figures = {"held": status("RssAnon") - held, "peak": status("VmHWM") - resident}
-    print(json.dumps(figures | {"needed": weights, "loading": needs.loading_bytes}), flush=True)
-
-fused_decode.kernels()
-cases = json.loads(sys.argv[2])
-for _, name in cases:
-    check_directory(Path(sys.argv[1], name))
-for case in cases:
-    pid = os.fork()
-    if not pid:
-        measure(*case)
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +55,52 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Lo
     models = tmp_path_factory.mktemp("models")
     for name in {name for _, name in CASES}:
         _save_model(models / name, int(name.partition("-")[0]), is_fp8=name.endswith("fp8"))
-    command = [sys.executable, "-c", LOAD, models, json.dumps(CASES)]
-    # with one thread: beside other tests, a team of threads takes several times as long, most of it to wait for cores
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=280, env=environment)
-    figures = [Loaded(**json.loads(line)) for line in done.stdout.splitlines()]
-    assert len(figures) == len(CASES), done.stderr
+    loading = forking().Process(target=load_each, args=(models, CASES))
+    loading.start()
+    loading.join(280)
+    assert loading.exitcode == 0
+    figures = [Loaded(**json.loads(line)) for line in (models / FIGURES).read_text().splitlines()]
+    assert len(figures) == len(CASES)
     return {(dtype, name): one for (dtype, name), one in zip(CASES, figures, strict=True)}
+
+
+def load_each(models: Path, cases: list[list[str]]) -> None:
+    """Load each model in a fork of this process, which has imported everything, has compiled the kernels and tried the
+    families of all models, and has loaded nothing."""
+    importlib.import_module("torchao.prototype.quantization.int4")
+    fused_decode.kernels()
+    for _, name in cases:
+        check_directory(models / name)
+    for dtype, name in cases:
+        pid = os.fork()
+        if not pid:
+            _measure(models, dtype, name)
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+
+def _measure(models: Path, dtype: str, name: str) -> None:
+    directory, options = models / name, ServerOptions(dtype=dtype, kv_bytes=2**20)
+    span_speed.NUM_STEPS = 1  # memory is measured here, and no time
+    num_blocks = int(name.partition("-")[0])
+    load(directory, 0, 1, options)  # the libraries' own share
+    held, resident = _status("RssAnon"), _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is from here on
+    span = load(directory, 0, num_blocks, options).span
+    needs = weigh(open_model(directory), options)
+    figures = {
+        "held": _status("RssAnon") - held,
+        "peak": _status("VmHWM") - resident,
+        "needed": num_blocks * needs.block_bytes + needs.ends_bytes,
+        "loading": needs.loading_bytes,
+    }
+    assert span.num_blocks == num_blocks, "it is held until here"
+    with (models / FIGURES).open("a") as file:
+        file.write(json.dumps(figures) + "\n")
+
+
+def _status(name: str) -> int:
+    return 1024 * int(Path("/proc/self/status").read_text().partition(f"{name}:")[2].split()[0])
 
 
 def _save_model(directory: Path, num_blocks: int, *, is_fp8: bool) -> None:

@@ -113,14 +113,14 @@ def test_member_loses_no_work_when_the_members_for_which_it_waited_come_back() -
     virtual_time.run(main())
 
 
-def test_run_begins_soon_after_its_last_founder_came_half_an_hour_late() -> None:
+def test_run_begins_soon_after_its_last_founder_came_ten_minutes_late() -> None:
     """Members that wait name each other later attempts all the time, and the last one must still be able to join."""
 
     async def main() -> None:
         async with Swarm(config(min_group=3, outer_steps=1)) as swarm:
             for name in ("m0", "m1"):
                 await swarm.join(name)
-            await asyncio.sleep(1800.0)
+            await asyncio.sleep(600.0)
             await swarm.join("m2")
             await swarm.finish(timeout_s=60.0)
 

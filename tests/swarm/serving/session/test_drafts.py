@@ -243,7 +243,7 @@ def test_answer_with_a_grammar_that_stops_in_the_middle_of_a_pass_ends_as_withou
 
 
 @pytest.mark.parametrize("options", [PLAIN, GUIDED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("phase", "nth"), [("serve/decode", nth) for nth in (5, 6, 9, 12, 15)] + [("serve/reply", 9)])
+@pytest.mark.parametrize(("phase", "nth"), [("serve/decode", nth) for nth in (5, 9, 15)] + [("serve/reply", 9)])
 def test_server_lost_with_forced_drafts_under_way_costs_no_token(
     boxes: Any, llama_dir: Path, undrafted: Undrafted, phase: str, nth: int, options: dict[str, Any]
 ) -> None:
@@ -339,8 +339,10 @@ def test_answer_fails_at_the_end_token_that_its_grammar_forces_as_text(boxes: An
 PHASES = [("serve/decode", nth) for nth in range(4, 13)] + [("serve/reply", 9), ("serve/reply", 11), ("serve/push", 8)]
 
 
-@pytest.mark.parametrize("what", ["kill", "stall"])
-@pytest.mark.parametrize(("phase", "nth"), PHASES)
+# a stalled server is noticed later, wherever it was: three places are enough for that
+@pytest.mark.parametrize(
+    ("phase", "nth", "what"), [(*place, "kill") for place in PHASES] + [(*place, "stall") for place in PHASES[::5]]
+)
 def test_server_lost_with_drafts_under_way_costs_no_token(
     boxes: Any, llama_dir: Path, tokenize: Any, phase: str, nth: int, what: Any
 ) -> None:

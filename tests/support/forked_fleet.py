@@ -30,7 +30,7 @@ def _begin(address: str) -> None:
 
 
 class ForkedProcess:
-    """As much of `asyncio.subprocess.Process` as the demo uses."""
+    """Have as much of the interface of `asyncio.subprocess.Process` as the demo uses."""
 
     def __init__(self, node: ForkedNode, stdin: int, stdout: asyncio.StreamReader) -> None:
         self.stdout = stdout

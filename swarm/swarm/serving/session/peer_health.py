@@ -45,10 +45,10 @@ to one that was left because it was slow."""
 LEAVING_BACKOFF_S = 60.0
 """Seconds for which a leaving server is avoided: the lifetime of its record, after which it is not listed any more."""
 
-REST_S = 2.0
-"""Seconds without any request to a server after a failure, or its backoff if that is shorter.
-
-After that the server is asked if no other can answer.
+GONE_REST_S, REST_S = 0.25, 2.0
+"""Seconds without any request to a server after a failure: at first GONE_REST_S if it has fallen silent or cannot be
+reached, since its path may be back in a moment, and else FIRST_BACKOFF_S. They double with each failure in a row, up to
+REST_S. After that the server is asked if no other can answer.
 """
 
 LEAVING_REST_S = 10.0
@@ -71,12 +71,13 @@ logger = logging.getLogger(__name__)
 @dataclass(slots=True)
 class _Failures:
     """Consecutive failures of a server, the first at `first_s` and the last at `last_s` for `reason`, after which it
-    was avoided for `backoff_s`."""
+    was avoided for `backoff_s`, and not asked at all for `rest_s`."""
 
     first_s: float
     last_s: float = 0.0
     reason: str = ""
     backoff_s: float = FIRST_BACKOFF_S / 2
+    rest_s: float = GONE_REST_S / 2
     avoid_until_s: float = 0.0
     rest_until_s: float = 0.0
 
@@ -90,11 +91,11 @@ class _Refusal:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Waiting:
-    """A session that has waited since `since_s` for room at any of the peers."""
+    """A session that has waited since `since_s` for room at any of the peers, or for a server that can be reached."""
 
     since_s: float
     peer_ids: Collection[str]
-    made_room: asyncio.Event
+    is_over: asyncio.Event
 
 
 class PeerHealth:
@@ -198,6 +199,12 @@ class PeerHealth:
         proves. They are not asked, whatever they answer later."""
         return _peers_until(self._distrusted_s) | self._convicted()
 
+    def rest_left_s(self, peer_ids: Collection[str]) -> float | None:
+        """Return the seconds until the first of those of the peers may be asked again that are not asked for a moment;
+        None if all may be asked."""
+        until_s = [self._failures[peer_id].rest_until_s for peer_id in self.resting().intersection(peer_ids)]
+        return min(until_s) - asyncio.get_running_loop().time() if until_s else None
+
     def distrust(self, peer_id: str, reason: str) -> None:
         """Do not ask the peer for VIOLATION_BACKOFF_S, because of what it did."""
         self._why_distrusted[peer_id] = reason
@@ -276,16 +283,19 @@ class PeerHealth:
         """Forget the peer's failures, since it has answered. What it answers in one session says nothing about room for
         another, so its refusals stay."""
         self._heard_s[peer_id] = asyncio.get_running_loop().time()
-        self._failures.pop(peer_id, None)
+        if self._failures.pop(peer_id, None) is not None:
+            for waiting in self._waiting:
+                waiting.is_over.set()
 
-    async def wait_for_room(self, peer_ids: Collection[str], since_s: float, *, within_s: float) -> None:
-        """Wait until one of the peers has made room, but not longer than `within_s`. Of several sessions, the one that
-        has waited longest, since `since_s`, is told first."""
+    async def wait_for_server(self, peer_ids: Collection[str], since_s: float, *, within_s: float) -> None:
+        """Wait until one of the peers has made room, or any peer that had failed has answered, but not longer than
+        `within_s`. Of several sessions that wait for room, the one that has waited longest, since `since_s`, is told
+        first."""
         waiting = _Waiting(since_s, peer_ids, asyncio.Event())
         self._waiting.append(waiting)
         try:
             async with asyncio.timeout(within_s):
-                await waiting.made_room.wait()
+                await waiting.is_over.wait()
         except TimeoutError:
             pass
         finally:
@@ -297,9 +307,9 @@ class PeerHealth:
             said = self._refusals.get(key)
             if said is not None and not said.is_final:
                 del self._refusals[key]
-        waiting = [each for each in self._waiting if peer_id in each.peer_ids and not each.made_room.is_set()]
+        waiting = [each for each in self._waiting if peer_id in each.peer_ids and not each.is_over.is_set()]
         if waiting:
-            min(waiting, key=lambda each: each.since_s).made_room.set()
+            min(waiting, key=lambda each: each.since_s).is_over.set()
 
     def blame(self, failure: AvoidPeer, num_tokens: int, *, has_grammar: bool = False) -> None:
         """Record why a session of `num_tokens` gave up a server. If it `has_grammar`, a refusal for another reason than
@@ -329,21 +339,24 @@ class PeerHealth:
         self._refusals[peer_id, of_grammar] = _Refusal(num_tokens, now_s + (retry_after_s or FAILING_S), is_final)
 
     def failed(self, peer_id: str, error: SwarmError) -> None:
-        """Avoid the peer, with a backoff that doubles with each failure in a row. A leaving peer is avoided until it
-        has left, and one that broke the protocol is distrusted.
+        """Avoid the peer, with a backoff and a rest that double with each failure in a row. A leaving peer is avoided
+        until it has left, and one that broke the protocol is distrusted.
 
-        Failures of an avoided peer neither double nor shorten it: they are mostly of requests that began before it
-        failed.
+        Failures of an avoided peer neither double nor shorten the backoff, and those of a resting one the rest: they
+        are mostly of requests that began before it failed.
         """
         if isinstance(error, PeerViolation):
             self.distrust(peer_id, error.message)
             return
         now_s = asyncio.get_running_loop().time()
         failures = self._failures.get(peer_id, _Failures(now_s))
-        first_s = GONE_BACKOFF_S if isinstance(error, PeerTimeout | PeerUnreachable) else FIRST_BACKOFF_S
+        first_s, first_rest_s = FIRST_BACKOFF_S, FIRST_BACKOFF_S
+        if isinstance(error, PeerTimeout | PeerUnreachable):
+            first_s, first_rest_s = GONE_BACKOFF_S, GONE_REST_S
         factor = 1 if now_s < failures.avoid_until_s else 2
         backoff_s = failures.backoff_s = min(MAX_BACKOFF_S, max(first_s, factor * failures.backoff_s))
-        rest_s = min(REST_S, backoff_s)
+        factor = 1 if now_s < failures.rest_until_s else 2
+        rest_s = failures.rest_s = min(REST_S, max(first_rest_s, factor * failures.rest_s))
         if isinstance(error, PeerRefused):
             backoff_s, rest_s = LEAVING_BACKOFF_S, LEAVING_REST_S
         failures.last_s, failures.reason = now_s, error.message

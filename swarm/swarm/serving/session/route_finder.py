@@ -9,6 +9,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -230,10 +231,14 @@ class RouteFinder:
                         error = NeverRoom(error.message, remedy=error.remedy, missing=in_vain)
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
                 peers = self._known.servers if lacks_room else ()
-                await self._health.wait_for_room(peers, began_s, within_s=RETRY_S if is_known else 0)
-                if not lacks_room or clock() >= self._looked_up_s + LOOK_UP_S:
-                    await self._known.look_up()
-                    self._looked_up_s, has_looked_up = clock(), True
+                missing = {peer_id for span in error.missing for peer_id in self._known.peers_of(*span)}
+                rest_s = self._health.rest_left_s(missing) if may_wait else None
+                with suppress(TimeoutError):  # a server that may be asked again need not wait for a lookup
+                    async with asyncio.timeout(rest_s):
+                        await self._health.wait_for_server(peers, began_s, within_s=RETRY_S if is_known else 0)
+                        if not lacks_room or clock() >= self._looked_up_s + LOOK_UP_S:
+                            await self._known.look_up()
+                            self._looked_up_s, has_looked_up = clock(), True
 
     def _context(self, max_tokens: int, between: tuple[str, str] = ("", "")) -> RoutingContext:
         return self._health.routing_context(

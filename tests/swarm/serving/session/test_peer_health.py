@@ -8,6 +8,7 @@ import pytest
 from swarm.serving.session.peer_health import (
     FAILING_S,
     GONE_BACKOFF_S,
+    GONE_REST_S,
     HEARD_S,
     LEAVING_BACKOFF_S,
     LEAVING_REST_S,
@@ -145,14 +146,49 @@ def test_sessions_that_lose_one_server_together_count_as_one_failure() -> None:
 async def barred_s(health: PeerHealth, peer_id: str = "a") -> float:
     since_s = asyncio.get_running_loop().time()
     while peer_id in health.barred:
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.25)
     return asyncio.get_running_loop().time() - since_s
 
 
-def test_failing_peer_is_barred_for_two_seconds_at_most() -> None:
+@pytest.mark.parametrize(
+    ("error", "first_s"),
+    [
+        (PeerError("broken"), [1, REST_S]),
+        (PeerTimeout("silent"), [0.25, 0.5, 1, REST_S]),
+        (PeerUnreachable("gone"), [0.25, 0.5, 1, REST_S]),
+    ],
+    ids=repr,
+)
+def test_failing_peer_is_barred_for_longer_each_time_and_two_seconds_at_most(
+    error: PeerError, first_s: list[float]
+) -> None:
     async def scenario(health: PeerHealth) -> None:
-        times = await each_time_s(health, PeerError("broken"), 8, barred_s)
-        assert times == [1, *[REST_S] * 7]
+        assert await each_time_s(health, error, 8, barred_s) == [*first_s, *[REST_S] * (8 - len(first_s))]
+        health.worked("a")
+        assert await each_time_s(health, error, 2, barred_s) == first_s[:2]
+
+    run(scenario)
+
+
+def test_sessions_that_lose_one_server_together_bar_it_as_one_failure_does() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        for _ in range(16):
+            health.failed("a", PeerTimeout("silent"))
+        assert health.rest_left_s(["a", "b"]) == GONE_REST_S
+        assert await barred_s(health) == GONE_REST_S
+        assert health.rest_left_s(["a", "b"]) is None
+
+    run(scenario)
+
+
+def test_searches_go_on_at_once_when_a_server_that_failed_has_answered() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        health.failed("a", PeerTimeout("silent"))
+        async with asyncio.timeout(1), asyncio.TaskGroup() as tasks:
+            for _ in range(3):
+                tasks.create_task(health.wait_for_server((), 0.0, within_s=10))
+            await asyncio.sleep(0.1)
+            health.worked("a")
 
     run(scenario)
 

@@ -5,12 +5,15 @@ answer.
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from swarm.router.routing import NoChain
+from swarm.serving.session.peer_health import GONE_REST_S, REST_S
 from swarm.testing import virtual_time
 from swarm_protocol.errors import SwarmError
 
@@ -84,6 +87,59 @@ def test_recovery_continues_an_answer_when_its_only_server_is_back(boxes: Any, l
                     tasks.create_task(freeze())
             assert tokens == box.expected()
             assert now_s() - healed_s[0] <= 6
+
+    virtual_time.run(scenario(), compute_s=lambda function: 0.1)
+
+
+async def longest_pause_s(box: Any, outage_s: float) -> float:
+    """Return the longest pause of an answer from whose only server nothing comes for a while."""
+    times_s, tokens = list[float](), list[int]()
+    async with asyncio.TaskGroup() as tasks:
+
+        async def cut_off() -> None:
+            box.internet.partition([[box.who["s0"]]])
+            await asyncio.sleep(outage_s)
+            box.internet.heal()
+
+        async for token in box.generate():
+            times_s.append(now_s())
+            tokens.append(token.token_id)
+            if len(tokens) == 5:
+                tasks.create_task(cut_off())
+    assert tokens == box.expected()
+    return max(later - earlier for earlier, later in pairwise(times_s))
+
+
+@pytest.mark.parametrize("lookup_s", [0.0, 5.0])
+@pytest.mark.parametrize("outage_s", [3.2, 4.0, 9.1, 12.0])
+def test_answer_goes_on_as_soon_as_the_connection_to_its_only_server_does(
+    boxes: Any, llama_dir: Path, outage_s: float, lookup_s: float
+) -> None:
+    """It gives the server up after 3 s, and the connection outlives the outage. Lookups may hang as long."""
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)], detection_s=1e6) as box:
+            assert await box.tokens() == box.expected()
+            look_up = box.membership.servers
+
+            async def slow(model: str) -> object:
+                await asyncio.sleep(lookup_s)
+                return await look_up(model)
+
+            with patch.object(box.membership, "servers", slow):
+                assert await longest_pause_s(box, outage_s) < outage_s + 0.5
+
+    virtual_time.run(scenario(), compute_s=lambda function: 0.1)
+
+
+def test_answer_dials_its_only_server_again_soon_when_the_connection_is_lost(boxes: Any, llama_dir: Path) -> None:
+    detection_s = 1.0  # the connection is lost after as long, and a dial ends in vain
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)], detection_s=detection_s) as box:
+            assert await box.tokens() == box.expected()
+            for outage_s, limit_s in ((1.1, detection_s + 2 * GONE_REST_S), (10.0, detection_s + REST_S)):
+                assert await longest_pause_s(box, outage_s) < outage_s + limit_s + 0.2
 
     virtual_time.run(scenario(), compute_s=lambda function: 0.1)
 

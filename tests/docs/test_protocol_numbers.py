@@ -18,7 +18,7 @@ from swarm.network.libp2p import (
 from swarm.network.relay import relay, relay_access, reservations
 from swarm.serving import peer_shares
 from swarm.serving.evidence import server_convictions
-from swarm.serving.server import connection_server, forward_server, push_connections, session_queues
+from swarm.serving.server import connection_server, forward_server, push_connections, session_queues, waiting_clients
 from swarm.serving.session import pipeline, repair
 from swarm.training.allreduce import butterfly, leaf_checks, part_streams, parts, peer_connections
 from swarm.training.member import members_watch, round_service
@@ -108,6 +108,11 @@ SAID = [
     ("records.md", f"and {record_storage.MAX_BYTES // MIB} MiB"),
     ("sessions.md", f"until it is admitted, for {peer_shares.WAIT_S:.0f} s at most"),
     ("sessions.md", f"else after `retry_after_s` ({peer_shares.RETRY_AFTER_S:.0f} s)"),
+    (
+        "sessions.md",
+        f"refused for want of room {waiting_clients.REFUSED_PER_S:.0f} times a second at most, or "
+        f"{waiting_clients.REFUSED_PER_S * peer_shares.RETRY_AFTER_S:.0f} times at once",
+    ),
     ("sessions.md", f"refused to a peer for {peer_shares.KEPT_AFTER_S:.0f} s"),
     ("sessions.md", f"until {peer_shares.KEPT_UNTIL_S:.0f} s after the first refusal"),
     ("sessions.md", f"At most {session_queues.MAX_INBOX} steps wait"),

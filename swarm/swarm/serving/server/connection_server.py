@@ -117,7 +117,7 @@ class ConnectionServer:
         self._grammars = grammars
         self._on_changed = on_changed
         self._states: set[_ConnectionState] = set()
-        self._waiting = WaitingClients()
+        self._waiting = WaitingClients(network.provider_of)
         self._ended: dict[tuple[str, bytes], tuple[float, AnswerLog]] = {}
 
     @property
@@ -234,6 +234,7 @@ class ConnectionServer:
         if key in self.sessions:
             raise PeerViolation("a session is opened twice", peer_id=connection.peer_id)
         try:
+            self._waiting.check(connection.peer_id)
             session = self._admit(wanted, connection)
         except SwarmError as error:
             self.num_refused[reason := _reason(error)] += 1

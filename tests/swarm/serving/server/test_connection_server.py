@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ from swarm.serving.server.connection_server import (
 )
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.server.session_queues import MAX_INBOX
-from swarm.serving.server.waiting_clients import NUM_TOLD
+from swarm.serving.server.waiting_clients import NUM_TOLD, REFUSED_PER_S
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol import limits
@@ -384,6 +385,68 @@ def test_clients_that_were_refused_longest_ago_are_told_once_when_a_session_ends
         waiting[-1].connection.send(CloseSequence(sequence_id=sequence_id(1)))
         await waiting[0].open()
         assert [talk.num_told for talk in waiting] == [1] * (NUM_TOLD + 2)
+
+    with_servers(work, max_sessions=1)
+
+
+async def talk_from(world: World, provider: str) -> Talk:
+    """Open a connection of a new client in a provider's network."""
+    client = world.internet.network()
+    world.internet.providers[client.peer_id] = provider
+    return await world.talk(client=client)
+
+
+def test_networks_are_told_in_turn_however_many_of_their_clients_wait() -> None:
+    async def work(world: World) -> None:
+        holder = await world.talk()
+        greedy = [await talk_from(world, "greedy") for _ in range(3 * NUM_TOLD)]
+        others = [await talk_from(world, f"other {number}") for number in range(NUM_TOLD)]
+        await holder.open()
+        for talk in [*greedy, *others]:
+            await talk.refused()
+        for ends in range(1, 3):
+            holder.connection.send(CloseSequence(sequence_id=sequence_id(1)))
+            await holder.open()
+            num_greedy = sum(talk.num_told for talk in greedy)
+            assert (num_greedy, sum(talk.num_told for talk in others)) == [(1, 3), (4, 4)][ends - 1]
+
+    with_servers(work, max_sessions=1)
+
+
+def test_peers_of_one_network_are_told_in_turn_however_many_connections_they_have() -> None:
+    async def work(world: World) -> None:
+        holder, greedy = await world.talk(), world.internet.network()
+        world.internet.providers[greedy.peer_id] = "shared"
+        talks = [await world.talk(client=greedy) for _ in range(NUM_TOLD)]
+        other = await talk_from(world, "shared")
+        await holder.open()
+        for talk in [*talks, other]:
+            await talk.refused()
+        holder.connection.send(CloseSequence(sequence_id=sequence_id(1)))
+        await holder.open()
+        assert (sum(talk.num_told for talk in talks), other.num_told) == (NUM_TOLD - 1, 1)
+
+    with_servers(work, max_sessions=1)
+
+
+def test_network_that_asks_a_full_server_too_often_is_refused_at_once_and_others_are_not() -> None:
+    async def work(world: World) -> None:
+        holder = await world.talk()
+        await holder.open()
+        greedy, other = [await talk_from(world, "greedy") for _ in range(2)], await talk_from(world, "other")
+        engine = world.servers[0].engine
+        with patch.object(engine, "open", wraps=engine.open) as judged:
+            burst = int(REFUSED_PER_S * RETRY_AFTER_S)
+            errors = [await greedy[number % 2].refused(number) for number in range(burst + 100)]
+            assert all(isinstance(error, PeerRefused) and error.lacks_room and error.retry_after_s for error in errors)
+            assert "your network asks too often" in str(errors[-1])
+            assert burst <= judged.call_count <= burst + 10
+            before = judged.call_count
+            assert "your network" not in str(await other.refused())
+            assert judged.call_count == before + 1
+        holder.connection.send(CloseSequence(sequence_id=sequence_id(1)))
+        await asyncio.sleep(1 / REFUSED_PER_S)
+        await greedy[0].open()
 
     with_servers(work, max_sessions=1)
 

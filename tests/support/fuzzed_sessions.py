@@ -181,10 +181,10 @@ class SessionHistory:
             case Repaired(repair):
                 for _, frame in self.messages.tokens_so_far(repair.new, self.state.pipeline.buffers[0]):
                     self._send(frame)
-            case TakeToken(token, goes_on):
+            case TakeToken(token, _, goes_on):
                 self.messages.drawn.append(token.token_id)
                 if goes_on:
-                    return self.state.follow(self.messages.append_tokens([token.token_id]), self.now_s)
+                    self.messages.append_tokens([token.token_id])
         return ()
 
     def _send(self, frame: Frame) -> None:

@@ -274,7 +274,6 @@ class ToyWorld:
 
     def carry_out(self, actions: list[Action]) -> None:  # noqa: C901 a case an action
         self._due_s = None
-        follows: list[Action] = []
         for action in actions:
             match action:
                 case FindServers():
@@ -306,18 +305,15 @@ class ToyWorld:
                     self.num_anew += "only others" in str(repair.error)
                     self.num_moves += repair.straggler is not None
                     self.repaired.append((repair.lost_peer, num_tokens))
-                case TakeToken(token, goes_on):
+                case TakeToken(token, num_drawn, goes_on):
+                    assert num_drawn == len(self.outputs)
                     self.outputs.append(token.token_id)
                     assert not self.is_answered, "answered twice"
                     self.is_answered = not goes_on
-                    if goes_on:
-                        follows = self.state.follow(token_row(self.outputs[-1]), self.now_s)
                 case Fail(error):
                     self.error = error
                 case GrantHandover():
                     pass
-        if follows:
-            self.carry_out(follows)
 
     def ping(self, action: PingServers) -> None:
         """Report later which servers did not answer at once."""

@@ -89,11 +89,10 @@ class CallRouteFinder:
         give_up_at_s = time() + self._left_s
         looked_up = False
         while True:
-            context = self._health.routing_context(self._known.servers, 1, self._salt)
             self._left_s = give_up_at_s - time()
             is_last = self._left_s <= 0
-            avoided = set(context.avoid) - self._health.unproven
-            barred = self._failed.union(self._too_small, avoided if is_last else context.barred)
+            context = self._health.routing_context(self._known.servers, 1, self._salt, is_last=is_last)
+            barred = self._failed.union(self._too_small, context.barred)
             try:
                 return self._known.find_chain(start, end, replace(context, barred=barred))
             except NoChain as error:

@@ -254,16 +254,19 @@ class PeerHealth:
         *,
         between: tuple[str, str] = ("", ""),
         has_grammar: bool = False,
+        is_last: bool = False,
     ) -> RoutingContext:
-        """Return what is known of these servers, for a route over blocks between the two peers `between`."""
+        """Return what is known of these servers, for a route over blocks between the two peers `between`. The last
+        search of several takes no server that has failed lately."""
         peer_ids = list(peer_ids)
-        why_avoided = self.why_avoided
+        why_avoided, unproven = self.why_avoided, self.unproven
         trust = self.reputation.for_routing(peer_ids, time.time(), salt)
+        avoid = why_avoided.keys() | unproven | trust.avoided | trust.barred
         return RoutingContext(
             rtt_ms=self._membership.known_rtts_ms(peer_ids),
             load=self._load,
-            avoid=why_avoided.keys() | self.unproven | trust.avoided | trust.barred,
-            barred=self.barred | trust.barred,
+            avoid=avoid,
+            barred=self.barred | trust.barred | (avoid - unproven if is_last else set()),
             why_barred=why_avoided,
             full=self.full(max_tokens, has_grammar=has_grammar),
             max_tokens=max_tokens,

@@ -90,12 +90,11 @@ class Pipeline:
         is_timed = len(rows) == self.buffers[0].row_bytes
         self.request = PendingRequest(answered=self.length - 1, ahead=ahead, asked_s=now_s, is_timed=is_timed)
 
-    def follow(self, row: bytes, now_s: float) -> None:
+    def _follow(self, token_id: int, now_s: float) -> None:
         """Append the drawn token as the next input. The last server may have passed it on already."""
-        request, start = self.request, self.length
-        assert request.ahead > 0
+        request, start, tokens = self.request, self.length, self.buffers[0]
         assert not self.is_asked
-        self.buffers[0].append(row)
+        tokens.append(token_id.to_bytes(tokens.row_bytes, "little"))
         request.goes_on(now_s, is_drafted=start in self.drafted)
         if self._has_looped:
             first, last = self.stages[0], self.stages[-1]
@@ -106,12 +105,13 @@ class Pipeline:
         for stage in list(self.stages):
             self._take_early(stage, now_s)
 
-    def on_report(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
-        """Take a server's report of what it has run. Raises PeerViolation if the report is impossible."""
+    def on_report(self, stage: Stage, report: StepReport, now_s: float) -> TakeToken | None:
+        """Take a server's report of what it has run. A token that was drawn ahead becomes the next input. Raises
+        PeerViolation if the report is impossible."""
         is_last = stage.end == self.num_blocks
         lacks_drafts = report.lacks_drafts(stage.reported, self.drafted)
         if self.links.lost_token.check(report.firm_end) or (lacks_drafts and report.rows):
-            return []  # a new stage upstream has pushed right drafts to it again
+            return None  # a new stage upstream has pushed right drafts to it again
         if lacks_drafts:
             report = replace(report, position=stage.reported)
         if report.firm_end < stage.reported or report.position > self.length + (0 if is_last else self.request.ahead):
@@ -119,10 +119,10 @@ class Pipeline:
         if is_last:
             return self._take_token(stage, report, now_s)
         self._take_rows(stage, report, now_s)
-        return []
+        return None
 
-    def _take_token(self, stage: Stage, report: StepReport, now_s: float) -> list[TakeToken]:
-        request, taken = self.request, list[TakeToken]()
+    def _take_token(self, stage: Stage, report: StepReport, now_s: float) -> TakeToken | None:
+        request, taken = self.request, None
         if self._is_timed(stage, report):
             request.note_answered(report, self.stages, now_s)
         if report.position > request.answered:
@@ -131,8 +131,10 @@ class Pipeline:
             request.answered = report.position
             if report.drafted:
                 self.drafted.add(report.position)
-            taken.append(TakeToken(report.token, goes_on=request.ahead > 0))
+            taken = TakeToken(report.token, request.num_drawn, goes_on=request.ahead > 0)
         self._progress(stage, report, now_s)
+        if taken is not None and taken.goes_on:
+            self._follow(taken.token.token_id, now_s)
         return taken
 
     def _is_timed(self, stage: Stage, report: StepReport) -> bool:
@@ -174,7 +176,7 @@ class Pipeline:
         is_current = report.num_links == stage.link.num_updates
         is_linked = downstream is not None and stage.link.leads_to(downstream) and is_current
         if is_last:
-            self._has_looped = (report.looped or report.drafted) and is_linked
+            self._has_looped = (report.looped or report.drafted) and is_linked and not report.push_failed
         if downstream is not None:
             self._note_push(stage, downstream, report, now_s, is_linked=is_linked)
 

@@ -217,7 +217,9 @@ class RouteFinder:
         has_looked_up = False
         while True:
             is_over = clock() >= began_s + self._patience_s
-            context = self._search_context(max_tokens, between, is_over=is_over)
+            num_tokens, cached_tokens = self._cached_tokens()
+            context = self._context(max_tokens, between, is_last=is_over)
+            context = replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens)
             try:
                 return self._known.find_chain(start, end, context, without_last=self.left_out)
             except NoChain as error:
@@ -240,17 +242,13 @@ class RouteFinder:
                             await self._known.look_up()
                             self._looked_up_s, has_looked_up = clock(), True
 
-    def _context(self, max_tokens: int, between: tuple[str, str] = ("", "")) -> RoutingContext:
+    def _context(
+        self, max_tokens: int, between: tuple[str, str] = ("", ""), *, is_last: bool = False
+    ) -> RoutingContext:
+        grammar, servers = self._has_grammar, self._known.servers
         return self._health.routing_context(
-            self._known.servers, max_tokens, self._salt, between=between, has_grammar=self._has_grammar
+            servers, max_tokens, self._salt, between=between, has_grammar=grammar, is_last=is_last
         )
-
-    def _search_context(self, max_tokens: int, between: tuple[str, str], *, is_over: bool) -> RoutingContext:
-        """Return the context of a search. Once its time `is_over`, it takes no server that has failed lately."""
-        num_tokens, cached_tokens = self._cached_tokens()
-        context = self._context(max_tokens, between)
-        barred = {*context.barred, *set(context.avoid) - self._health.unproven} if is_over else context.barred
-        return replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens, barred=barred)
 
     def _spans_in_vain(self, error: NoChain, max_tokens: int) -> Spans:
         """Return the missing spans of which no server can ever have room for `max_tokens`."""

@@ -224,8 +224,8 @@ class Session:
         match action:
             case Feed(stage):
                 self._connections.send(stage, self._messages.step(action, self._state.pipeline.buffers[stage.start]))
-            case TakeToken(token, goes_on):
-                self._take_token(token, goes_on=goes_on)
+            case TakeToken():
+                self._take_token(action)
             case UpdateLink(stage):
                 self._connections.send(stage, self._messages.link(stage))
             case GrantHandover(stage):
@@ -282,23 +282,18 @@ class Session:
         """Fail the session with `error`."""
         self._carry_out(self._state.give_up(error, self._loop.time()))
 
-    def _take_token(self, token: SampledToken, *, goes_on: bool) -> None:
-        now_s = self._loop.time()
-        self._note_draw(token)
-        for replay, since_s in self._pauses:
-            replay.failover_ms = (now_s - since_s) * 1000
-        self._pauses.clear()
-        self._answers.put_nowait(token)
-        if goes_on:
-            row = self._messages.append_tokens([token.token_id])
-            self._carry_out(self._state.follow(row, now_s))
-
-    def _note_draw(self, token: SampledToken) -> None:
+    def _take_token(self, action: TakeToken) -> None:
+        token = action.token
         self._messages.drawn.append(token.token_id)
         if self._client.checks.is_on:
-            request, asked = self._state.pipeline.request, self._messages.draw
-            draw = replace(asked, index=asked.index + request.num_drawn, ahead=0)
-            self._draws.append(Draw(position=request.answered - 1, draw=draw, token=token))
+            draw = replace(self._messages.draw, index=self._messages.draw.index + action.num_drawn, ahead=0)
+            self._draws.append(Draw(position=self._messages.num_tokens - 1, draw=draw, token=token))
+        for replay, since_s in self._pauses:
+            replay.failover_ms = (self._loop.time() - since_s) * 1000
+        self._pauses.clear()
+        self._answers.put_nowait(token)
+        if action.goes_on:
+            self._messages.append_tokens([token.token_id])
 
     def _note_repair(self, action: Repaired) -> None:
         repair = action.repair

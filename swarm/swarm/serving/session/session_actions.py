@@ -42,9 +42,11 @@ class UpdateLink:
 
 @dataclass(frozen=True, slots=True)
 class TakeToken:
-    """Return the token as the answer. If it `goes_on`, it is also the next input: call `follow` with it at once."""
+    """Return the token as the answer, after `num_drawn` others of this request. If it `goes_on`, it is also the next
+    input."""
 
     token: SampledToken
+    num_drawn: int
     goes_on: bool
 
 

@@ -80,7 +80,7 @@ class SessionState:
     def ask(self, rows: bytes, now_s: float, *, ahead: int = 0) -> list[Action]:
         """Append tokens, and ask for the one that follows them.
 
-        The servers may draw `ahead` more, each of which becomes the next input. `follow` is called with each of these.
+        The servers may draw `ahead` more, each of which becomes the next input.
         """
         self.pipeline.ask(rows, ahead, now_s)
         self._silence.begin(now_s)
@@ -89,12 +89,6 @@ class SessionState:
             if repair.is_idle:
                 repair.since_s = repair.begun_s = now_s
                 self._find(repair)
-        return self._decide(now_s)
-
-    def follow(self, row: bytes, now_s: float) -> list[Action]:
-        """Use the token that was answered as the next input."""
-        self._failures = TokenFailures()
-        self.pipeline.follow(row, now_s)
         return self._decide(now_s)
 
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
@@ -145,7 +139,9 @@ class SessionState:
         if stage not in self.stages:
             return []
         self._silence.hear(stage, now_s)
-        self._actions += self.pipeline.on_report(stage, report, now_s)
+        if (taken := self.pipeline.on_report(stage, report, now_s)) is not None:
+            self._failures = TokenFailures()
+            self._actions.append(taken)
         if not self.repairs and not self.pipeline.links.lost_token.suspects:
             self._leave_straggler(now_s)
         return self._decide(now_s)

@@ -521,13 +521,10 @@ def test_ran_is_kept_when_it_is_ahead_of_the_client() -> None:
     state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     state.on_report(first, StepReport(position=6, rows=b"c" * 2 * ROW_BYTES), 1.0)
     assert (first.num_run, first.reported, state.pipeline.buffers[1].length) == (4, 6, 4)
-    assert state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0) == [
-        TakeToken(TOKEN, goes_on=True)
-    ]
-    assert state.follow(token_row(7), 1.0) == [], "no stage must be fed"
+    taken = state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0)
+    assert taken == [TakeToken(TOKEN, 0, goes_on=True)], "no stage must be fed"
     assert (first.num_run, state.pipeline.buffers[1].length) == (5, 5)
     state.on_report(last, StepReport(position=5, token=TOKEN, looped=True), 1.0)
-    state.follow(token_row(8), 1.0)
     assert (first.num_run, state.pipeline.buffers[1].rows(4, 6)) == (6, b"c" * 2 * ROW_BYTES)
 
 
@@ -552,8 +549,8 @@ def test_rows_of_drafts_are_used_as_far_as_the_drafts_were_right() -> None:
     )
     assert (first.reported, state.pipeline.buffers[1].length) == (5, 4)
     for position, drafted in ((4, False), (5, True), (6, False)):
-        state.on_report(last, StepReport(position=position, token=TOKEN, drafted=drafted, looped=not drafted), 1.0)
-        assert not any(isinstance(action, Feed) for action in state.follow(token_row(7), 1.0)), "servers have them"
+        report = StepReport(position=position, token=TOKEN, drafted=drafted, looped=not drafted)
+        assert not any(isinstance(action, Feed) for action in state.on_report(last, report, 1.0)), "servers have them"
     # the token after position 5 was a draft, and the one after 6 was not the next draft
     assert (first.num_run, state.pipeline.buffers[1].length) == (6, 6)
     assert state.pipeline.buffers[1].rows(4, 6) == b"\x04" * ROW_BYTES + b"\x05" * ROW_BYTES
@@ -567,7 +564,6 @@ def test_report_of_a_right_draft_that_was_run_again_is_ignored() -> None:
     state.on_report(first, StepReport(position=7, rows=bytes(7 * ROW_BYTES), num_drafts=2), 1.0)
     for position, drafted in ((4, False), (5, True), (6, True)):
         state.on_report(last, StepReport(position=position, token=TOKEN, drafted=drafted, looped=not drafted), 1.0)
-        state.follow(token_row(7), 1.0)
     assert first.num_run == 7
     assert not state.on_report(first, StepReport(position=6, rows=bytes(ROW_BYTES)), 1.0)
     with pytest.raises(PeerViolation, match="ran 4 positions"):
@@ -582,7 +578,6 @@ def test_server_that_reports_a_lost_push_does_not_know_yet_which_drafts_were_rig
         state.on_report(middle, StepReport(position=position, rows=rows, num_drafts=num_drafts), 1.0)
     for position, drafted in ((4, False), (5, True), (6, True)):
         state.on_report(last, StepReport(position=position, token=TOKEN, drafted=drafted, looped=not drafted), 1.0)
-        state.follow(token_row(7), 1.0)
     assert middle.num_run == 7
     # the last server is gone; the one before it had got only one token that was no draft
     state.on_report(middle, StepReport(position=5, push_failed=True), 1.0)
@@ -599,7 +594,6 @@ def after_passes_with_drafts(num_passes: int, pass_s: float) -> SessionState:
         stage.expect_report(4, 0.0)
     state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
     state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0)
-    state.follow(token_row(7), 1.0)
     for start in range(4, 4 + 15 * num_passes, 15):
         now_s += pass_s
         rows = bytes(15 * ROW_BYTES)
@@ -610,7 +604,6 @@ def after_passes_with_drafts(num_passes: int, pass_s: float) -> SessionState:
             state.on_report(
                 last, StepReport(position=position, token=TOKEN, drafted=drafted, looped=not drafted), now_s
             )
-            state.follow(token_row(7), now_s)
         for stage in (first, last):
             stage.expect_report(start + 30, now_s)
     return state
@@ -639,7 +632,6 @@ def test_drafts_are_no_token_that_was_lost_with_its_server() -> None:
         state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
         state.on_report(first, StepReport(position=8, rows=bytes(4 * ROW_BYTES), num_drafts=3), 1.0)
         state.on_report(last, StepReport(position=4, token=TOKEN, looped=True), 1.0)
-        state.follow(token_row(7), 1.0)
         state.on_lost(last, PeerUnreachable("gone"), FailureCause.SILENT, 1.0)
         state.on_link_ack(first, first.link.num_updates, 8 - num_drafts, 1.0)
         assert (first in state.stages) == (num_drafts == 3)
@@ -708,7 +700,6 @@ def in_doubt() -> tuple[SessionState, Stage, Stage, Stage]:
 def test_lost_token_is_not_copied_when_the_stage_was_replaced() -> None:
     state, first, _, new = in_doubt()
     state.on_report(new, StepReport(position=4, token=TOKEN), 2.0)
-    state.follow(token_row(7), 2.0)
     state.on_report(first, StepReport(position=5, rows=b"T" * ROW_BYTES), 2.1)
     assert not state.stages, "all stages must begin anew"
     assert state.pipeline.buffers[1].length == 4
@@ -733,7 +724,6 @@ def test_doubt_remains_when_a_stage_is_lost_before_it_has_answered() -> None:
 def test_second_doubt_is_about_the_first_token() -> None:
     state, first, middle, new = in_doubt()
     state.on_report(new, StepReport(position=4, token=TOKEN), 2.0)
-    state.follow(token_row(7), 2.0)
     state.on_lost(middle, PeerUnreachable("gone"), FailureCause.SILENT, 2.1)
     state.on_lost(new, PeerUnreachable("gone"), FailureCause.SILENT, 2.2)
     state.on_link_ack(first, first.link.num_updates, 5, 2.3)
@@ -774,13 +764,12 @@ def test_ran_ahead_takes_no_more_memory_than_the_session_when_rows_are_repeated(
 def test_last_stage_is_linked_again_later_when_its_tokens_do_not_arrive() -> None:
     state = ring()
     first, _, last = state.stages
-    state.on_report(last, StepReport(position=4, token=TOKEN, push_failed=True), 1.0)
-    actions = state.follow(token_row(7), 1.0)
+    state.on_report(first, StepReport(position=4, rows=bytes(4 * ROW_BYTES)), 1.0)
+    actions = state.on_report(last, StepReport(position=4, token=TOKEN, looped=True, push_failed=True), 1.0)
     assert any(isinstance(action, Feed) and action.stage is first for action in actions)
     assert last.link.neighbours.downstream is None
     state.on_link_ack(last, 1, 4, 1.0)
     state.on_report(last, StepReport(position=5, token=TOKEN, num_links=1), 1.0 + RELINK_S)
-    state.follow(token_row(8), 1.0 + RELINK_S)
     assert last.link.neighbours.downstream is first
 
 
@@ -790,10 +779,10 @@ def test_ran_drops_rows_and_a_token_that_are_known_already() -> None:
     state.on_report(upstream, StepReport(position=2, rows=b"a" * 2 * ROW_BYTES), 1.0)
     state.on_report(upstream, StepReport(position=4, rows=b"b" * 3 * ROW_BYTES), 1.0)
     assert state.pipeline.buffers[1].rows(0, 4) == b"a" * 2 * ROW_BYTES + b"b" * 2 * ROW_BYTES
-    assert TakeToken(TOKEN, goes_on=False) in state.on_report(last, StepReport(position=4, token=TOKEN), 1.0)
+    assert TakeToken(TOKEN, 0, goes_on=False) in state.on_report(last, StepReport(position=4, token=TOKEN), 1.0)
     state.ask(bytes(4 * ROW_BYTES), 2.0)
     assert not any(isinstance(a, TakeToken) for a in state.on_report(last, StepReport(position=6), 3.0))
-    assert TakeToken(TOKEN, goes_on=False) in state.on_report(last, StepReport(position=8, token=TOKEN), 3.0)
+    assert TakeToken(TOKEN, 0, goes_on=False) in state.on_report(last, StepReport(position=8, token=TOKEN), 3.0)
     again = state.on_report(last, StepReport(position=8, token=TOKEN), 3.0)
     assert not any(isinstance(a, TakeToken) for a in again)
 

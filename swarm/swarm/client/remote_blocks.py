@@ -101,13 +101,14 @@ class CallRouteFinder:
                 may_wait = self._is_patient or self._known.each_has_one_of(error.missing, resting)
                 if not isinstance(self._last, PeerRefused) and (is_last or (looked_up and not may_wait)):
                     raise
-                await self._wait(self._left_s)
-                looked_up = True
+                async with self._health.until_rested(self._known.peers_of(*error.missing) if may_wait else ()):
+                    await self._wait(self._left_s)
+                    looked_up = True
 
     def _check_size(self, error: NoChain) -> None:
         """Raise ContextExceeded if the call is too large for every server of some missing blocks."""
         for span in error.missing:
-            peers = self._known.peers_of(*span)
+            peers = self._known.peers_of(span)
             if peers and peers <= self._too_small.keys():
                 refusal = self._too_small[min(peers)]
                 raise ContextExceeded(refusal.message, remedy=refusal.remedy, field="prompt") from refusal

@@ -12,7 +12,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -199,11 +200,13 @@ class PeerHealth:
         proves. They are not asked, whatever they answer later."""
         return _peers_until(self._distrusted_s) | self._convicted()
 
-    def rest_left_s(self, peer_ids: Collection[str]) -> float | None:
-        """Return the seconds until the first of those of the peers may be asked again that are not asked for a moment;
-        None if all may be asked."""
+    @asynccontextmanager
+    async def until_rested(self, peer_ids: Collection[str]) -> AsyncIterator[None]:
+        """End the body of the context once one of the peers that are not asked for a moment may be asked again."""
         until_s = [self._failures[peer_id].rest_until_s for peer_id in self.resting().intersection(peer_ids)]
-        return min(until_s) - asyncio.get_running_loop().time() if until_s else None
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(min(until_s, default=None)):
+                yield
 
     def distrust(self, peer_id: str, reason: str) -> None:
         """Do not ask the peer for VIOLATION_BACKOFF_S, because of what it did."""

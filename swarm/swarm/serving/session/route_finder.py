@@ -9,7 +9,6 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -65,17 +64,17 @@ class KnownServers:
             peer_id: record for peer_id, record in servers.items() if record.revision != self.model.revision
         }
 
-    def peers_of(self, start: int, end: int) -> set[str]:
-        """Return the servers of any of the blocks [start, end), with those that still load them."""
+    def peers_of(self, *spans: tuple[int, int]) -> set[str]:
+        """Return the servers of any of the blocks of these spans, with those that still load them."""
         return {
             peer_id
             for peer_id, record in self.servers.items()
-            if record.state != "draining" and record.start < end and start < record.end
+            if record.state != "draining" and any(record.start < end and start < record.end for start, end in spans)
         }
 
     def each_has_one_of(self, missing: Sequence[tuple[int, int]], peers: Set[str]) -> bool:
         """Return whether each of the `missing` spans has a server among `peers`."""
-        return all(self.peers_of(*span) & peers for span in missing)
+        return all(self.peers_of(span) & peers for span in missing)
 
     def find_chain(self, start: int, end: int, context: RoutingContext, *, without_last: str = "") -> list[Hop]:
         """Return the cheapest chain over `[start, end)`, in which the server `without_last` does not run the model's
@@ -233,14 +232,12 @@ class RouteFinder:
                         error = NeverRoom(error.message, remedy=error.remedy, missing=in_vain)
                     raise (error if since_s is None else error.after_waiting(clock() - since_s)) from None
                 peers = self._known.servers if lacks_room else ()
-                missing = {peer_id for span in error.missing for peer_id in self._known.peers_of(*span)}
-                rest_s = self._health.rest_left_s(missing) if may_wait else None
-                with suppress(TimeoutError):  # a server that may be asked again need not wait for a lookup
-                    async with asyncio.timeout(rest_s):
-                        await self._health.wait_for_server(peers, began_s, within_s=RETRY_S if is_known else 0)
-                        if not lacks_room or clock() >= self._looked_up_s + LOOK_UP_S:
-                            await self._known.look_up()
-                            self._looked_up_s, has_looked_up = clock(), True
+                # a server that may be asked again need not wait for a lookup
+                async with self._health.until_rested(self._known.peers_of(*error.missing) if may_wait else ()):
+                    await self._health.wait_for_server(peers, began_s, within_s=RETRY_S if is_known else 0)
+                    if not lacks_room or clock() >= self._looked_up_s + LOOK_UP_S:
+                        await self._known.look_up()
+                        self._looked_up_s, has_looked_up = clock(), True
 
     def _context(
         self, max_tokens: int, between: tuple[str, str] = ("", ""), *, is_last: bool = False
@@ -253,5 +250,5 @@ class RouteFinder:
     def _spans_in_vain(self, error: NoChain, max_tokens: int) -> Spans:
         """Return the missing spans of which no server can ever have room for `max_tokens`."""
         full = self._health.full(max_tokens, for_good=True)
-        found = ((span, self._known.peers_of(*span)) for span in error.missing)
+        found = ((span, self._known.peers_of(span)) for span in error.missing)
         return tuple(span for span, peers in found if peers and peers <= full)

@@ -174,9 +174,21 @@ def test_sessions_that_lose_one_server_together_bar_it_as_one_failure_does() -> 
     async def scenario(health: PeerHealth) -> None:
         for _ in range(16):
             health.failed("a", PeerTimeout("silent"))
-        assert health.rest_left_s(["a", "b"]) == GONE_REST_S
         assert await barred_s(health) == GONE_REST_S
-        assert health.rest_left_s(["a", "b"]) is None
+
+    run(scenario)
+
+
+def test_search_is_ended_when_the_first_of_its_servers_may_be_asked_again_and_else_goes_on() -> None:
+    async def scenario(health: PeerHealth) -> None:
+        clock = asyncio.get_running_loop().time
+        health.failed("broken", PeerError("broken"))
+        health.failed("silent", PeerTimeout("silent"))
+        for peers, expected_s in ((("silent", "broken"), GONE_REST_S), (("broken",), 1 - GONE_REST_S), (("b",), 10)):
+            since_s = clock()
+            async with health.until_rested(peers):
+                await asyncio.sleep(10)
+            assert clock() - since_s == expected_s
 
     run(scenario)
 

@@ -5,6 +5,8 @@ answer.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,19 @@ def test_recovery_continues_an_answer_when_its_only_server_is_back(boxes: Any, l
     virtual_time.run(scenario(), compute_s=lambda function: 0.1)
 
 
+@contextmanager
+def slow_lookups(box: Any, lookup_s: float) -> Iterator[None]:
+    """Have each lookup of servers take that long."""
+    look_up = box.membership.servers
+
+    async def slow(model: str) -> object:
+        await asyncio.sleep(lookup_s)
+        return await look_up(model)
+
+    with patch.object(box.membership, "servers", slow):
+        yield
+
+
 async def longest_pause_s(box: Any, outage_s: float) -> float:
     """Return the longest pause of an answer from whose only server nothing comes for a while."""
     times_s, tokens = list[float](), list[int]()
@@ -120,13 +135,7 @@ def test_answer_goes_on_as_soon_as_the_connection_to_its_only_server_does(
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)], detection_s=1e6) as box:
             assert await box.tokens() == box.expected()
-            look_up = box.membership.servers
-
-            async def slow(model: str) -> object:
-                await asyncio.sleep(lookup_s)
-                return await look_up(model)
-
-            with patch.object(box.membership, "servers", slow):
+            with slow_lookups(box, lookup_s):
                 assert await longest_pause_s(box, outage_s) < outage_s + 0.5
 
     virtual_time.run(scenario(), compute_s=lambda function: 0.1)
@@ -144,18 +153,22 @@ def test_answer_dials_its_only_server_again_soon_when_the_connection_is_lost(box
     virtual_time.run(scenario(), compute_s=lambda function: 0.1)
 
 
-def test_recovery_continues_a_forward_call_when_its_only_server_is_back(boxes: Any, llama_dir: Path) -> None:
+@pytest.mark.parametrize("lookup_s", [0.0, 5.0])
+def test_recovery_continues_a_forward_call_when_its_only_server_is_back(
+    boxes: Any, llama_dir: Path, lookup_s: float
+) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)], detection_s=0.5) as box, asyncio.TaskGroup() as tasks:
             x = torch.tensor([1, 2, 3])
             expected = await box.client.forward(x, model="tiny")
-            box.internet.partition([[box.who["s0"]]])
-            asked = tasks.create_task(box.client.forward(x, model="tiny"))
-            await asyncio.sleep(10)
-            assert not asked.done()
-            box.internet.heal()
-            await asyncio.sleep(3)
-            assert torch.equal(asked.result(), expected)
+            with slow_lookups(box, lookup_s):
+                box.internet.partition([[box.who["s0"]]])
+                asked = tasks.create_task(box.client.forward(x, model="tiny"))
+                await asyncio.sleep(7)
+                assert not asked.done()
+                box.internet.heal()
+                await asyncio.sleep(3)
+                assert torch.equal(asked.result(), expected)
 
     virtual_time.run(scenario())
 

@@ -23,8 +23,8 @@ NUM_TOLD = 4
 time has come."""
 
 REFUSED_PER_S = 64.0
-"""Refusals of one network in a second: those of 128 sessions that ask every RETRY_AFTER_S. With a thousand keys waiting,
-each takes up to 6 ms."""
+"""Refusals of one network in a second: those of 128 sessions that ask every RETRY_AFTER_S. Each takes up to 6 ms, if
+a thousand keys wait."""
 
 
 class WaitingClients:
@@ -68,6 +68,7 @@ class WaitingClients:
         self._refused_s = {connection: at_s for connection, at_s in self._refused_s.items() if at_s > since_s}
         waiting = {each: Sharer(self._provider_of(each.peer_id), each.peer_id) for each in self._refused_s}
         for _ in range(min(NUM_TOLD, len(waiting))):
+            # of equal ones the first, which was refused longest ago
             connection = min(waiting, key=lambda each: self._last_told(waiting[each]))
             sharer = waiting.pop(connection)
             self.left(connection)

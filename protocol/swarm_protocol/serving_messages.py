@@ -8,14 +8,16 @@ takes token ids or hidden states; backward takes hidden states and the gradient 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import Checked, Name, check_int, check_text, number, one_of, up_to, whole
+from swarm_protocol.errors import PeerViolation
 from swarm_protocol.identity import PeerId
 from swarm_protocol.proto import forward_pb2, serving_pb2, session_pb2
-from swarm_protocol.rows import Rows
+from swarm_protocol.rows import Data, Rows, row_bytes
 from swarm_protocol.session_frames import FirstBlock, Position, Revision, SequenceId
 
 FILES_METHOD = "serving.files"
@@ -103,6 +105,9 @@ BACKWARD_METHOD = "serving.backward"
 FORWARD_CODECS = ("raw", "bf16")
 """Gradients cannot use int8, since their blocks differ too much in size."""
 
+PIECE_BYTES = 2**20
+"""Bytes of a piece of a tensor, so that other messages go between."""
+
 HEAD_PIECE_BYTES = 2**25
 """Maximum bytes of the logits, as fp32, of a piece of the head. Choosing among them takes a few times as much."""
 
@@ -189,6 +194,29 @@ class TensorPiece:
             max_bytes=limits.MAX_MESSAGE_BYTES,
             max_header_bytes=limits.MAX_OPEN_BYTES,
         )
+
+    @classmethod
+    def due(cls, data: bytes, codecs: Collection[str], num_rows: int, num_columns: int) -> Rows:
+        """Return the rows of the next piece of a tensor, of which `num_rows` are due. Raises PeerViolation for
+        others."""
+        rows = cls.from_bytes(data).rows
+        if rows.codec not in codecs or rows.num_columns != num_columns or rows.num_rows > num_rows:
+            raise PeerViolation(
+                f"got {rows.num_rows} rows of {rows.num_columns} columns in {rows.codec}, where at most {num_rows} of "
+                f"{num_columns} in {' or '.join(codecs)} were due"
+            )
+        return rows
+
+    @classmethod
+    def cut(
+        cls, codec: str, num_rows: int, num_columns: int, payload: Callable[[int, int], Data]
+    ) -> Iterator[TensorPiece]:
+        """Yield a tensor in pieces of about PIECE_BYTES. `payload(start, end)` encodes the rows [start, end)."""
+        rows_each = min(limits.MAX_STEP_TOKENS, max(1, PIECE_BYTES // row_bytes(codec, num_columns)))
+        for start in range(0, num_rows, rows_each):
+            end = min(start + rows_each, num_rows)
+            part = payload(start, end)
+            yield cls(rows=Rows(codec=codec, num_rows=end - start, num_columns=num_columns, payload=part))
 
 
 def _piece(sent: forward_pb2.TensorPiece, payload: memoryview) -> TensorPiece:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
-from swarm_protocol.rows import TOKENS, Rows, row_bytes
+from swarm_protocol.rows import TOKENS, row_bytes
 from swarm_protocol.serving_messages import FORWARD_METHOD, Compute, TensorPiece
 
 from swarm.network.interface import EndOfStream, Network, Stream
@@ -49,8 +49,6 @@ RECOMPUTE_S = 120.0
 
 NUM_TOP = 64
 """Logits that are asked for per draw. The sum over all logits bounds the others."""
-
-PIECE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,31 +119,17 @@ def fp32_bytes(rows_TH: Floats) -> bytes:
     return rows_TH.astype("<f4").tobytes()
 
 
-def _pieces(inputs: SpanInputs, hidden_size: int) -> Sequence[TensorPiece]:
+def _pieces(inputs: SpanInputs, hidden_size: int) -> Iterator[TensorPiece]:
     codec, num_columns = (TOKENS, 0) if inputs.start == 0 else ("raw", hidden_size)
-    each = row_bytes(codec, num_columns)
-    rows_each = min(1024, max(1, PIECE_BYTES // each))
-    view = memoryview(inputs.rows)
-    return [
-        TensorPiece(
-            rows=Rows(
-                codec=codec,
-                num_rows=min(rows_each, inputs.num_rows - row),
-                num_columns=num_columns,
-                payload=view[row * each : min(row + rows_each, inputs.num_rows) * each],
-            )
-        )
-        for row in range(0, inputs.num_rows, rows_each)
-    ]
+    each, view = row_bytes(codec, num_columns), memoryview(inputs.rows)
+    return TensorPiece.cut(codec, inputs.num_rows, num_columns, lambda start, end: view[start * each : end * each])
 
 
 async def _received(stream: Stream, num_rows: int, num_columns: int) -> Floats:
     parts: list[NDArray[np.float32]] = []
     num_left = num_rows
     while num_left:
-        rows = TensorPiece.from_bytes(await stream.receive()).rows
-        if rows.codec != "raw" or rows.num_columns != num_columns or rows.num_rows > num_left:
-            raise PeerViolation(f"got {rows.num_rows} rows of {rows.num_columns} in {rows.codec}, of {num_left} due")
+        rows = TensorPiece.due(await stream.receive(), ("raw",), num_left, num_columns)
         parts.append(np.frombuffer(rows.payload, dtype="<f4").reshape(-1, num_columns).astype(np.float32))
         num_left -= rows.num_rows
     answer = np.concatenate(parts).astype(np.float64)

@@ -1,8 +1,8 @@
 """Tensors as rows on the wire: the rows of one step with their checks, and whole tensors over a stream.
 
-A whole tensor goes as pieces of about 1 MiB, so that other messages go between. `stall_s` is what the other side gets
-for a tensor beside the time that its bytes take at SLOWEST_TENSOR_BYTES_PER_S. A peer that keeps sending or reading a
-little thus holds a tensor's memory no longer than one that does neither.
+A whole tensor goes in pieces. `stall_s` is what the other side gets for a tensor beside the time that its bytes take
+at SLOWEST_TENSOR_BYTES_PER_S. A peer that keeps sending or reading a little thus holds a tensor's memory no longer than
+one that does neither.
 
 Shapes: T positions, H hidden size, N rows, C columns.
 """
@@ -10,15 +10,14 @@ Shapes: T positions, H hidden size, N rows, C columns.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from swarm_compression import CodecError, get_row_codec
-from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout, PeerViolation, SessionError
-from swarm_protocol.rows import TOKENS, Rows, row_bytes
+from swarm_protocol.rows import TOKENS, Rows
 from swarm_protocol.serving_messages import FORWARD_CODECS, TensorPiece
 from torch import Tensor
 
@@ -26,7 +25,6 @@ from swarm.network.interface import Stream
 
 T = TypeVar("T")
 
-PIECE_BYTES = 2**20
 SLOWEST_TENSOR_BYTES_PER_S = 250_000.0
 """A mobile uplink. Sessions allow for slower ones, but calls have no pings that notice a dead peer sooner."""
 
@@ -79,8 +77,8 @@ async def send_tensor(stream: Stream, x: Tensor, codec: str, *, stall_s: float |
 
     Raises CodecError if it is not finite, PeerTimeout, and as `Stream`.
     """
-    limit = _Limit(stall_s)
-    for piece in _pieces(x, codec):
+    limit, num_columns = _Limit(stall_s), x.shape[1] if x.dim() > 1 else 0
+    for piece in TensorPiece.cut(codec, len(x), num_columns, lambda start, end: _encoded(x[start:end], codec)):
         message = piece.to_bytes()
         await limit.keep(stream.send(message))
         limit.moved(len(message))
@@ -117,26 +115,13 @@ async def receive_floats(stream: Stream, shape: tuple[int, ...], *, stall_s: flo
     return x
 
 
-def _pieces(x: Tensor, codec: str) -> Iterator[TensorPiece]:
-    num_columns = x.shape[1] if x.dim() > 1 else 0
-    rows_each = min(limits.MAX_STEP_TOKENS, max(1, PIECE_BYTES // row_bytes(codec, num_columns)))
-    for row in range(0, len(x), rows_each):
-        part = x[row : row + rows_each]
-        if codec == TOKENS:
-            payload = part.numpy().astype("<i4").tobytes()
-        else:
-            payload = get_row_codec(codec).encode(part.contiguous())
-        yield TensorPiece(rows=Rows(codec=codec, num_rows=len(part), num_columns=num_columns, payload=payload))
+def _encoded(x: Tensor, codec: str) -> bytes:
+    return x.numpy().astype("<i4").tobytes() if codec == TOKENS else get_row_codec(codec).encode(x.contiguous())
 
 
 async def _receive(stream: Stream, codecs: tuple[str, ...], due: tuple[int, int], limit: _Limit) -> Rows:
-    rows = TensorPiece.from_bytes(await limit.keep(stream.receive())).rows
+    rows = TensorPiece.due(await limit.keep(stream.receive()), codecs, *due)
     limit.moved(len(rows.payload))
-    if rows.codec not in codecs or rows.num_columns != due[1] or rows.num_rows > due[0]:
-        raise PeerViolation(
-            f"got {rows.num_rows} rows of {rows.num_columns} columns in {rows.codec}, where at most {due[0]} of "
-            f"{due[1]} in {' or '.join(codecs)} were due"
-        )
     return rows
 
 

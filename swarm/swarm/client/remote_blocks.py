@@ -137,9 +137,9 @@ class CallRouteFinder:
         else:
             self._last = error
             # a refusal says nothing about other calls, and a server that could not be reached may come back
-            if isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
+            if is_gone := isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
                 self._health.failed(peer_id, error)
-            else:
+            if not (is_gone and self._is_patient):
                 self._failed.add(peer_id)
             self._num_failures += 1
         if self._num_failures > MAX_FAILURES:

@@ -200,6 +200,10 @@ class PeerHealth:
         proves. They are not asked, whatever they answer later."""
         return _peers_until(self._distrusted_s) | self._convicted()
 
+    def failed_since(self, since_s: float) -> set[str]:
+        """Return the peers that have failed since then, and have not answered since they did."""
+        return {peer_id for peer_id, failures in self._failures.items() if failures.last_s >= since_s}
+
     @asynccontextmanager
     async def until_rested(self, peer_ids: Collection[str]) -> AsyncIterator[None]:
         """End the body of the context once one of the peers that are not asked for a moment may be asked again."""

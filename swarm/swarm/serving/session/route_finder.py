@@ -20,7 +20,7 @@ from swarm.router.revisions import manifest_of, with_other_revisions
 from swarm.router.routing import Hop, NeverRoom, NoChain, NoRoom, RoutingContext, Spans, find_chain
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.connection_pool import ConnectionPool
-from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.peer_health import REST_S, PeerHealth
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +218,10 @@ class RouteFinder:
             is_over = clock() >= began_s + self._patience_s
             num_tokens, cached_tokens = self._cached_tokens()
             context = self._context(max_tokens, between, is_last=is_over)
-            context = replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens)
+            barred = set(context.barred)
+            if since_s is None:  # two tries are enough, however short a server rests
+                barred |= self._health.failed_since(max(self._began_s, clock() - REST_S))
+            context = replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens, barred=barred)
             try:
                 return self._known.find_chain(start, end, context, without_last=self.left_out)
             except NoChain as error:

@@ -187,16 +187,20 @@ def test_new_requests_wait_for_the_only_server_when_it_has_just_failed(boxes: An
     virtual_time.run(scenario())
 
 
-def test_recovery_search_ends_in_time_when_the_only_server_is_dead(boxes: Any, llama_dir: Path) -> None:
+@pytest.mark.parametrize("lookup_s", [0.0, 0.6])
+def test_recovery_search_ends_in_time_when_the_only_server_is_dead(
+    boxes: Any, llama_dir: Path, lookup_s: float
+) -> None:
     async def scenario() -> None:
-        async with boxes(llama_dir, HALVES) as box:
+        async with boxes(llama_dir, HALVES, detection_s=1.0) as box:
             assert await box.tokens() == box.expected()
-            box.internet.crash(box.who["s1"])
-            for limit_s in (3, 6):  # the second request waits until the server may be asked again
-                since_s = now_s()
-                with pytest.raises(NoChain, match=r"blocks 3:6 are not available: their servers just failed"):
-                    await box.tokens()
-                assert now_s() - since_s < limit_s
+            box.internet.crash(box.who["s1"], detection_s=0)
+            with slow_lookups(box, lookup_s):
+                for limit_s in (3, 6):  # the second request waits until the server may be asked again
+                    since_s = now_s()
+                    with pytest.raises(NoChain, match=r"blocks 3:6 are not available: their servers just failed"):
+                        await box.tokens()
+                    assert now_s() - since_s < limit_s
 
     virtual_time.run(scenario())
 

@@ -60,7 +60,7 @@ def voter_that(tells: Tells) -> type[RunMember]:
                 other = context.signatures.sign_vote(replace(action.vote, outcome=outcome))
                 for vote, peers in tells(own, other, action.peers):
                     for peer in peers:
-                        votes._background.create_task(votes.send(peer, vote.to_bytes()))
+                        votes._background.create_task(votes.send(peer, vote.to_bytes(), vote.attempt))
 
             votes = driver._votes
             votes.cast = cast  # type: ignore[method-assign]

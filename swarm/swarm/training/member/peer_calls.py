@@ -326,15 +326,15 @@ class VoteCalls:
         for peer in action.peers:
             self.bytes_sent += len(data)
             # others may still need this vote when this member has seen enough of them
-            self._background.create_task(self.send(peer, data), name=f"vote to {short_id(peer)}")
+            self._background.create_task(self.send(peer, data, vote.attempt), name=f"vote to {short_id(peer)}")
 
-    async def send(self, peer: str, vote: bytes) -> None:
+    async def send(self, peer: str, vote: bytes, attempt: int) -> None:
         context, lost = self._context, None
         try:
             reply = await context.network.call(peer, context.methods.vote, vote, timeout_s=CALL_TIMEOUT_S)
             context.meter.reported(peer, VoteReply.from_bytes(reply).bytes_per_s)
         except (PeerTimeout, PeerUnreachable) as error:
-            lost = Lost(peer=peer, reason=error.message)
+            lost = Lost(peer=peer, reason=error.message, attempt=attempt)
         except SwarmError as error:
             logger.warning("%s did not take a vote: %s", short_id(peer), error)
         await context.failpoints.reached("round.voted")

@@ -57,10 +57,12 @@ class CredentialsExpired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """`peer` could not be reached, or did not answer in time."""
+    """`peer` could not be reached, or did not answer in time. If a vote to it was lost, `attempt` is that of the
+    vote, else None."""
 
     peer: str
     reason: str
+    attempt: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -143,8 +143,9 @@ def step(state: RoundState, event: Event, now: float) -> Transition:
     match event:
         case Grouped() | Reduced() | ReduceFailed() | Convicted() | Voted() | AttemptLeft():
             return _in_group(state, event, now)
-        case Lost(peer=peer, reason=reason):
-            return _on_lost(state, peer, reason, now)
+        case Lost(peer=peer, reason=reason, attempt=attempt):
+            # a vote's call may fail seconds after its attempt has ended, and the peer may be back by then
+            return _on_lost(state, peer, reason, now) if attempt in {None, state.attempt} else (state, [])
         case Proven(certificate=certificate):
             return replace(state, phase="done"), [Finish(certificate=certificate)]
         case Tick():

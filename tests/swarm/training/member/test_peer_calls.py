@@ -7,15 +7,23 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from support.round_scripts import COORDINATOR, DIGEST, RUN, STEP, ready, setup
+from support.round_scripts import COORDINATOR, DIGEST, FIRST, ME, OUTCOME, RUN, STEP, ready, setup
 from support.training_swarm import placed_votes
 from swarm.network.interface import no_failpoints
 from swarm.testing import virtual_time
-from swarm.training.member.peer_calls import MAX_LOOKING_AT, PeerQueries, ReportCalls, StepTasks, TakenReports
-from swarm.training.round.round_events import Ask, Sign
+from swarm.training.member.peer_calls import (
+    MAX_LOOKING_AT,
+    PeerQueries,
+    ReportCalls,
+    StepTasks,
+    TakenReports,
+    VoteCalls,
+)
+from swarm.training.round.round_events import Ask, CastVote, Lost, Sign, Voted
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
 from swarm_protocol.commit_messages import Lock, Outcome
+from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Contribution, Group
 
@@ -44,6 +52,29 @@ def test_report_counts_as_sent_when_the_end_of_the_attempt_cancels_it() -> None:
         sending.cancel()
         await asyncio.wait({sending})
         assert calls.bytes_sent == len(ready().to_bytes())
+
+    virtual_time.run(main())
+
+
+def test_vote_that_does_not_arrive_is_lost_for_its_own_attempt() -> None:
+    class Cut:
+        peer_id = ME
+
+        async def call(self, *_: object, **__: object) -> bytes:
+            raise PeerUnreachable("no route", peer_id=COORDINATOR)
+
+    async def main() -> None:
+        context = SimpleNamespace(
+            failpoints=no_failpoints,
+            network=Cut(),
+            methods=Methods("run"),
+            signatures=SimpleNamespace(sign_vote=lambda vote: vote),
+        )
+        fed, vote = list[Any](), replace(FIRST.vote(OUTCOME, "prepare"), attempt=3)
+        async with asyncio.TaskGroup() as background:
+            calls = VoteCalls(cast(Any, context), feed=fed.append, background=background)
+            await calls.cast(CastVote(vote=vote, peers=(COORDINATOR,)))
+        assert fed == [Voted(peer=ME, vote=vote), Lost(peer=COORDINATOR, reason="no route", attempt=3)]
 
     virtual_time.run(main())
 

@@ -541,6 +541,30 @@ def test_coordinator_asks_absent_members_where_they_are_and_then_to_hurry() -> N
     assert isinstance(actions[0], Sign)
 
 
+def test_vote_of_an_earlier_attempt_that_did_not_arrive_does_not_end_a_later_attempt() -> None:
+    """Its call may take ten seconds to fail, and the peer may be back by then."""
+    script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
+    script += [(2.0, ReduceFailed(attempt=0, reason="it left")), (7.0, Tick())]
+    state, asked = run(script)
+    coordinator = coordinator_at(1)
+    assert [each.peer for each in asked if isinstance(each, Ask)] == [coordinator]
+    late = Lost(peer=coordinator, reason="no answer", attempt=0)
+    assert machine.step(state, late, 7.1) == (state, [])
+    given_up, _ = machine.step(state, replace(late, attempt=1), 7.1)
+    assert given_up.attempt == 2
+
+
+def test_vote_of_an_earlier_attempt_that_did_not_arrive_does_not_silence_a_member_in_a_later_vote() -> None:
+    state = replace(member_voting(), attempt=1)
+    assert machine.step(state, Lost(peer=OTHERS[0], reason="no answer", attempt=0), 9.0) == (state, [])
+    state, _ = machine.step(state, Lost(peer=OTHERS[0], reason="no answer", attempt=1), 9.0)
+    assert OTHERS[0] in state.voting.silent
+
+
+def member_voting() -> RoundState:
+    return run([(0.0, OFFER), (1.0, Grouped(signed=FIRST)), (2.0, Reduced(attempt=0, outcome=OUTCOME))])[0]
+
+
 def test_member_that_is_behind_or_at_an_earlier_attempt_is_answered_so() -> None:
     script: Script = [(0.0, OFFER), (1.0, Moved(attempt=0, to=4))]
     _, actions = run([*script, (2.0, Reported(peer=OTHERS[0], ready=ready(1)))])

@@ -479,12 +479,21 @@ def test_last_server_returns_the_largest_logits_of_the_last_positions(
 
 def test_check_is_skipped_when_too_many_answers_wait(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
+        may_check = asyncio.Event()
+
+        async def held(*asked: Any) -> Any:
+            await may_check.wait()
+            return await recompute(*asked)
+
         async with boxes(llama_dir, PAIRS, checks=ALL) as box:
-            for _ in range(MAX_WAITING + 3):
-                # an answer takes no virtual time, and a check waits for the servers' signatures
-                await box.tokens(num_tokens=2)
-            await box.client.checks.settled()
-            assert MAX_WAITING <= sum(box.client.checks.num_results.values()) / 2 < MAX_WAITING + 3
+            with patch("swarm.serving.checking.spot_checks.recompute", held):
+                for _ in range(MAX_WAITING + 3):
+                    await box.tokens(num_tokens=2)
+                may_check.set()
+                await box.client.checks.settled()
+            assert sum(box.client.checks.num_results.values()) / 2 == MAX_WAITING + 1, (
+                "one is checked while others wait"
+            )
 
     run(scenario)
 

@@ -90,7 +90,7 @@ def _descendants(root: Path) -> list[psutil.Process]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], str, Path]:
     """Return the events and the text of one whole demo, and the directory that it kept.
 
-    Its processes are forks of one that has torch. `tests/chaos` runs it as programs, and those below are programs.
+    Its processes are forks of one that has torch. `tests/chaos/test_chaos_demo.py` has it as programs, as those below.
     """
     root = tmp_path_factory.mktemp("demo") / "kept"
     err_path = root.parent / "err"

@@ -318,12 +318,10 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
     )
     if is_reached:
         reached = Finding("reachability", "ok", str(meaning))
-    elif listens and not network.was_dialled_back:
-        message = "no peer answered in time whether it reaches this node, so this says nothing about a NAT"
-        remedy = "run the doctor again once this machine and its link are less busy"
-        reached = Finding("reachability", "warn", message, remedy)
     else:
-        reached = Finding("reachability", "warn", meaning.meaning, meaning.remedy)
+        was_late = listens and not network.was_dialled_back
+        again = f"{meaning.remedy}; if this machine was busy, run the doctor again" if was_late else meaning.remedy
+        reached = Finding("reachability", "warn", meaning.meaning, again)
     joined = f"joined {config.network_id}, which has {plural(num_nodes, 'node')}"
     return [
         Finding("seeds", "ok", f"{joined}, {_way_in(config, network)}"),

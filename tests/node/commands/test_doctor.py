@@ -21,6 +21,7 @@ from swarm_node.settings.config import Config
 from swarm_node.storage.home import Home
 from swarm_protocol.errors import ConfigError, StartError
 from swarm_protocol.identity import Identity
+from swarm_protocol.records import NodeRecord
 from swarm_protocol.version import PROTOCOL_VERSION, software_version
 
 
@@ -237,3 +238,31 @@ def test_way_in_blames_given_peers_only_if_some_were_given(tmp_path: Path) -> No
     assert doctor._way_in(config(tmp_path), network) == "through 2 remembered peers"  # type: ignore[arg-type]
     given = config(tmp_path, peers=("/dns4/seed.example.org/tcp/4001/p2p/12D3KooWgone",))
     assert doctor._way_in(given, network).endswith("as no given peer answered")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("was_dialled_back", [True, False])
+def test_a_relayed_node_is_behind_a_nat_only_if_a_peer_has_tried_to_reach_it(
+    tmp_path: Path, was_dialled_back: bool
+) -> None:
+    async def addrs() -> tuple[str, ...]:
+        return ("/ip4/198.51.100.7/tcp/4001",)
+
+    async def found(**_: object) -> str:
+        return "relay"
+
+    async def nodes() -> dict[str, NodeRecord]:
+        return {}
+
+    network = SimpleNamespace(
+        addrs=addrs,
+        reachability=found,
+        was_dialled_back=was_dialled_back,
+        is_behind_symmetric_nat=False,
+        entry=SimpleNamespace(given=["a"]),
+    )
+    membership = SimpleNamespace(announce=lambda _: None, nodes=nodes)
+    settings, clock = config(tmp_path, listen=("/ip4/0.0.0.0/tcp/4001",)), doctor.Finding("clock", "ok", "now")
+    looking = doctor._look_around(settings, network, membership, clock)  # type: ignore[arg-type]
+    reached = asyncio.run(looking)[-1]
+    assert ("behind a NAT" in reached.message) == was_dialled_back
+    assert ("if this machine was busy, run the doctor again" in reached.remedy) != was_dialled_back

@@ -119,7 +119,7 @@ WRONG = [
     (("run", "show", "nodes.toml"), "nodes.toml is not a run file: it has none of a run's settings → name a run file"),
     ((*JOIN, "--run", "nodes.toml"), "nodes.toml is not a run file: it has none of a run's settings → name a run"),
     (("run", "watch", "unsigned.toml"), "no peer is named → give --peers"),
-    (("run", "watch", "missing.toml", "--peers", PEER), "missing.toml cannot be read: it does not exist"),
+    (("run", "watch", "missing.toml"), "missing.toml cannot be read: it does not exist"),
     (("run", "export", "open-0123456789ab", "--out", "model", "--peers", PEER), "model exists already → move it away"),
     (
         ("chat", "story", "--peers", PEER, "--home", "nodes.toml"),

@@ -53,7 +53,7 @@ MAX_COMPLAINTS = 16
 def watch(flags: Flags) -> int:
     """Print the progress of a run until it is finished. Raises ConfigError, IntegrityError, StartError or
     PeerTimeout."""
-    config, which, emitter = with_peers(flags), file_or_id(flags), Emitter(json=flags.json)
+    which, config, emitter = file_or_id(flags), with_peers(flags), Emitter(json=flags.json)
     diagnostics.begin_work()
     home = Home(config.home)
     kept = kept_copy(home, which.run_id, load_signed_run) if isinstance(which, RunId) else None

@@ -112,6 +112,7 @@ def test_signed_file_of_a_run_is_read_after_a_restart(place: Path | str) -> None
     async def ask(history: DashboardHistory) -> None:
         assert await history.run("run-1") == signed
         assert (await history.run("damaged"), await history.run("nothing")) == (None, None)
+        assert await history.runs() == ("run-1", "damaged")
 
     remembered(place, tell, ask)
     remembered(place, lambda _: None, ask)

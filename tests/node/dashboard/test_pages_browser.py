@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"needs a browser:
 MAX_PAGE_BYTES = 500_000
 MAX_FIRST_PAINT_MS = 1_000
 SWARMS = {"empty": (0, False), "small": (7, False), "large": (1000, False), "hostile": (14, True)}
-EVERYWHERE = ("/", "/nodes", "/try")
+EVERYWHERE = ("/", "/nodes", "/glossary", "/try")
 VIOLATIONS = {"resultTypes": ["violations"]}
 """Options of axe: it describes no element that breaks no rule, which takes it a third of its time."""
 WEIGHT = "performance.getEntriesByType('{}').reduce((sum, one) => sum + one.decodedBodySize, 0)"

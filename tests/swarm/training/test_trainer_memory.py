@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 
@@ -17,12 +18,16 @@ from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import TrainingSetup
 from swarm.training.inner.one_device import OneDevice, next_token_loss
 from swarm.training.member.reductions import NUM_KEPT
+from swarm.training.member.round_driver import RoundDriver
+from swarm.training.round.round_state import RoundState
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_cost import PARAMETER_BYTES
 from swarm.training.run.run_model import build_model, initial_theta
+from swarm.training.state.certificate import NUM_PARSED_GROUPS
 from swarm.training.state.replica_state import ReplicaState
 from swarm_protocol.errors import PeerUnreachable
+from swarm_protocol.training_messages import SignedGroup
 from torch import Tensor, nn
 
 
@@ -100,6 +105,29 @@ def test_member_in_a_round_needs_no_more_memory_than_run_show_says(tiny_run: Run
     virtual_time.run(main())
     assert len(seen) == len(names) * len(phases)
     assert (max(seen) - before) / len(names) / num_values <= PARAMETER_BYTES - 4
+
+
+def test_member_keeps_at_most_two_steps_states_and_groups_however_many_steps_it_has_made() -> None:
+    names, seen, num_steps = ("a", "b", "c"), list[Counter[type]](), 12
+
+    def look(_who: str) -> None:
+        gc.collect()
+        seen.append(Counter(map(type, gc.get_objects())))
+
+    script = FaultScript([Fault(who="a", phase="round.applied", what=look, nth=num_steps)])
+    look("")
+
+    async def main() -> None:
+        async with Swarm(config(min_group=2, outer_steps=num_steps), script) as swarm:
+            for name in names:
+                await swarm.join(name)
+            await swarm.finish_after(script)
+
+    virtual_time.run(main())
+    before, after = seen
+    for kind in (RoundDriver, RoundState, ReplicaState):
+        assert len(names) <= after[kind] - before[kind] <= 2 * len(names), kind
+    assert after[SignedGroup] - before[SignedGroup] <= NUM_PARSED_GROUPS + 2 * len(names)
 
 
 def test_failed_attempts_keep_at_most_two_reductions() -> None:

@@ -170,7 +170,6 @@ class PacedClient(AsyncClient):
         max_tokens = len(prompt) + num_tokens
         async with Session(
             self._state,
-            self._membership,
             shape,
             max_tokens=max_tokens,
             servers=chosen.revision.servers,

@@ -99,7 +99,6 @@ class AsyncClient(TextClient[Generation]):
     ) -> None:
         options = options or ClientOptions()
         self._network = network
-        self._membership = membership
         self._session = options.session
         self.convictions = convictions or ServerConvictions(network, membership)
         self._owns_convictions = convictions is None
@@ -301,7 +300,7 @@ class AsyncClient(TextClient[Generation]):
         if self._tensor_calls is None:  # another call may have waited for the import, too
             from swarm.client.tensor_calls import TensorCalls  # noqa: PLC0415 - brings torch
 
-            self._tensor_calls = TensorCalls(self._network, self._membership, self._state.health, catalog, self._assets)
+            self._tensor_calls = TensorCalls(self._network, self._state.health, catalog, self._assets)
         return self._tensor_calls
 
     async def _assets_of(self, model: str) -> ModelAssets:
@@ -360,7 +359,6 @@ class AsyncClient(TextClient[Generation]):
                 return
         source: AbstractAsyncContextManager[TokenSource] = Session(
             self._state,
-            self._membership,
             assets.shape,
             max_tokens=len(prompt_ids) + max_tokens,
             servers=chosen.revision.servers,

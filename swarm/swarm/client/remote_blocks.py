@@ -34,7 +34,6 @@ from torch import Tensor
 
 from swarm.client.request import ContextExceeded
 from swarm.network.interface import EndOfStream, Network
-from swarm.network.membership import Membership
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.peer_health import PeerHealth
@@ -211,7 +210,6 @@ class RemoteBlocks:
     def __init__(
         self,
         network: Network,
-        membership: Membership,
         health: PeerHealth,
         model: ModelShape,
         servers: Mapping[str, ServeRecord],
@@ -222,7 +220,6 @@ class RemoteBlocks:
     ) -> None:
         self.model = model
         self._network = network
-        self._membership = membership
         self._health = health
         self._servers = servers
         self._head = head
@@ -267,7 +264,7 @@ class RemoteBlocks:
         return grad_BTC
 
     def _search(self) -> CallRouteFinder:
-        known = KnownServers(self._membership, self._servers, self.model)
+        known = KnownServers(self._health, self._servers, self.model)
         return CallRouteFinder(known, self._health, salt=self._salt, is_patient=self._is_patient)
 
     async def _forward(

@@ -33,7 +33,6 @@ from swarm.client.catalog import ChosenRevision, ModelCatalog
 from swarm.client.remote_blocks import ChosenLogits, RemoteBlocks, RemotePart
 from swarm.client.request import ContextExceeded, check_prompt_ids
 from swarm.network.interface import Network
-from swarm.network.membership import Membership
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.peer_health import PeerHealth
 
@@ -100,11 +99,8 @@ class ForwardPass:
 class TensorCalls:
     """Runs tensors through the blocks of the chosen revision. All calls raise what `AsyncClient.forward` does."""
 
-    def __init__(
-        self, network: Network, membership: Membership, health: PeerHealth, catalog: ModelCatalog, assets: AssetsCache
-    ) -> None:
+    def __init__(self, network: Network, health: PeerHealth, catalog: ModelCatalog, assets: AssetsCache) -> None:
         self._network = network
-        self._membership = membership
         self._health = health
         self._catalog = catalog
         self._assets = assets
@@ -156,7 +152,6 @@ class TensorCalls:
         self._health.measure(chosen.revision.servers)
         return RemoteBlocks(
             self._network,
-            self._membership,
             self._health,
             (await self._assets.get(chosen.name, chosen.revision.servers, chosen.published)).shape,
             chosen.revision.servers,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
+from swarm_protocol.records import ServeRecord
 
 from swarm.ended_tasks import end_tasks
 from swarm.held_counts import HeldCounts
@@ -119,13 +120,15 @@ class PeerHealth:
         self._waiting: list[_Waiting] = []
         self._heard_s = NewestItems[str, float](MAX_PEERS)
         self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
+        self._lookups: dict[str, asyncio.Task[dict[str, ServeRecord]]] = {}  # by model
         self._load = HeldCounts[str]()
         self._distrusted_s = NewestItems[str, float](MAX_PEERS)
         self._why_distrusted = NewestItems[str, str](MAX_PEERS)
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
 
     async def close(self) -> None:
-        await end_tasks(*self._pings.values(), *([self._measuring] if self._measuring is not None else []))
+        measuring = [self._measuring] if self._measuring is not None else []
+        await end_tasks(*self._pings.values(), *self._lookups.values(), *measuring)
 
     def measure(self, peer_ids: Iterable[str]) -> None:
         """Measure the round trips to these peers in the background, unless a measurement is under way."""
@@ -151,6 +154,20 @@ class PeerHealth:
         del self._pings[peer_id, timeout_s]
         if not ping.cancelled() and ping.exception() is None and not ping.result():
             self._heard_s[peer_id] = asyncio.get_running_loop().time()
+
+    async def servers(self, model: str) -> dict[str, ServeRecord]:
+        """Look up the servers of a model, or wait for the lookup that is under way. It goes on when the caller is
+        cancelled, so that callers that wait for a moment at a time get its result, too. Raises PeerTimeout."""
+        if (lookup := self._lookups.get(model)) is None:
+            lookup = asyncio.create_task(self._membership.servers(model), name=f"look up servers of {model}")
+            self._lookups[model] = lookup
+            lookup.add_done_callback(partial(self._on_looked_up, model))
+        return await asyncio.shield(lookup)
+
+    def _on_looked_up(self, model: str, lookup: asyncio.Task[dict[str, ServeRecord]]) -> None:
+        del self._lookups[model]
+        if not lookup.cancelled():
+            lookup.exception()  # nobody may wait for it any more
 
     @property
     def avoid(self) -> set[str]:

@@ -15,7 +15,6 @@ from typing import Protocol
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.records import ServeRecord
 
-from swarm.network.membership import Membership
 from swarm.router.revisions import manifest_of, with_other_revisions
 from swarm.router.routing import Hop, NeverRoom, NoChain, NoRoom, RoutingContext, Spans, find_chain
 from swarm.serving.model.shape import ModelShape
@@ -40,18 +39,18 @@ MAX_OTHERS = 3
 class KnownServers:
     """The known servers of one revision of a model, by peer id. The caller passes the initial ones."""
 
-    def __init__(self, membership: Membership, servers: Mapping[str, ServeRecord], model: ModelShape) -> None:
+    def __init__(self, health: PeerHealth, servers: Mapping[str, ServeRecord], model: ModelShape) -> None:
         self.servers = servers
         self.model = model
         self._others: Mapping[str, ServeRecord] = {}
-        self._membership = membership
+        self._health = health
         # all announce the same manifest, or none
         self._manifest = next((manifest_of(record) for record in servers.values()), b"")
 
     async def look_up(self) -> None:
         """Look the servers up again. Keep the known ones if nobody answers."""
         try:
-            servers = await self._membership.servers(self.model.name)
+            servers = await self._health.servers(self.model.name)
         except PeerTimeout as error:
             logger.info("looking up servers of %s: %s", self.model.name, error)
             return

@@ -36,7 +36,6 @@ from swarm_protocol.session_frames import (
 
 from swarm.deadline_timer import DeadlineTimer
 from swarm.ended_tasks import end_tasks
-from swarm.network.membership import Membership
 from swarm.serving.checking.finished_answer import Draw
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import ClosedAnswer, LastFrames
@@ -90,7 +89,6 @@ class Session:
     def __init__(
         self,
         state: ClientState,
-        membership: Membership,
         model: ModelShape,
         *,
         max_tokens: int,
@@ -112,7 +110,7 @@ class Session:
             text_key=local_spans.prefix_key if local_spans is not None else b"",
             allows_drafts=options.drafts,
         )
-        known = KnownServers(membership, servers, model)
+        known = KnownServers(state.health, servers, model)
         self._connections = StageConnections(state, self._messages, known, options)
         num_rows = MAX_STEP_BYTES // row_bytes(options.codec, model.hidden_size)
         max_step_tokens = max(1, min(options.max_step_tokens, num_rows))

@@ -173,6 +173,24 @@ def test_recovery_continues_a_forward_call_when_its_only_server_is_back(
     virtual_time.run(scenario())
 
 
+@pytest.mark.parametrize("lookup_s", [2.5, 4.0])
+def test_forward_call_finds_a_new_server_though_a_lookup_takes_longer_than_the_dead_one_rests(
+    boxes: Any, llama_dir: Path, lookup_s: float
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)], detection_s=0.2) as box, asyncio.TaskGroup() as tasks:
+            x = torch.tensor([1, 2, 3])
+            expected = await box.client.forward(x, model="tiny")
+            with slow_lookups(box, lookup_s):
+                box.internet.crash(box.who["s0"], detection_s=0)
+                asked = tasks.create_task(box.client.forward(x, model="tiny"))
+                await asyncio.sleep(0.1)
+                await box.add(0, 6)
+                assert torch.equal(await asked, expected)
+
+    virtual_time.run(scenario())
+
+
 def test_new_requests_wait_for_the_only_server_when_it_has_just_failed(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, HALVES) as box:

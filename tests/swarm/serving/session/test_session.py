@@ -56,7 +56,6 @@ class World:
     ) -> AsyncIterator[Session]:
         session = Session(
             self.state,
-            self.membership,
             ModelShape(name=MODEL, revision="r", num_blocks=NUM_BLOCKS, hidden_size=COLUMNS, vocab_size=VOCAB),
             max_tokens=max_tokens,
             servers=await self.membership.servers(MODEL),

@@ -40,7 +40,7 @@ from swarm.serving.server.connection_server import (
 )
 from swarm.serving.server.server_session import ServerSession
 from swarm.serving.server.session_queues import MAX_INBOX
-from swarm.serving.server.waiting_clients import NUM_TOLD, REFUSED_PER_S
+from swarm.serving.server.waiting_clients import NUM_TOLD, PEER_PART, REFUSED_PER_S
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.serving.wire.page_keys import page_keys
 from swarm_protocol import limits
@@ -433,20 +433,37 @@ def test_network_that_asks_a_full_server_too_often_is_refused_at_once_and_others
     async def work(world: World) -> None:
         holder = await world.talk()
         await holder.open()
-        greedy, other = [await talk_from(world, "greedy") for _ in range(2)], await talk_from(world, "other")
+        greedy = [await talk_from(world, "greedy") for _ in range(PEER_PART)]
+        other = await talk_from(world, "other")
         engine = world.servers[0].engine
         with patch.object(engine, "open", wraps=engine.open) as judged:
             burst = int(REFUSED_PER_S * RETRY_AFTER_S)
-            errors = [await greedy[number % 2].refused(number) for number in range(burst + 100)]
+            errors = [await greedy[number % PEER_PART].refused(number) for number in range(burst + 100)]
             assert all(isinstance(error, PeerRefused) and error.lacks_room and error.retry_after_s for error in errors)
-            assert "your network asks too often" in str(errors[-1])
+            assert "others of your network ask too often" in str(errors[-1])
             assert burst <= judged.call_count <= burst + 10
             before = judged.call_count
             assert "your network" not in str(await other.refused())
             assert judged.call_count == before + 1
         holder.connection.send(CloseSequence(sequence_id=sequence_id(1)))
-        await asyncio.sleep(1 / REFUSED_PER_S)
+        await asyncio.sleep(PEER_PART / REFUSED_PER_S)
         await greedy[0].open()
+
+    with_servers(work, max_sessions=1)
+
+
+def test_peer_that_asks_a_full_server_without_end_leaves_refusals_for_others_of_its_network() -> None:
+    async def work(world: World) -> None:
+        holder = await world.talk()
+        await holder.open()
+        greedy, other = [await talk_from(world, "shared") for _ in range(2)]
+        engine = world.servers[0].engine
+        with patch.object(engine, "open", wraps=engine.open) as judged:
+            burst = int(REFUSED_PER_S * RETRY_AFTER_S) // PEER_PART
+            for number in range(5 * burst):
+                await greedy.refused(number)
+            assert burst <= judged.call_count <= burst + 10
+            assert "ask too often" not in str(await other.refused())
 
     with_servers(work, max_sessions=1)
 

@@ -542,7 +542,7 @@ def test_coordinator_asks_absent_members_where_they_are_and_then_to_hurry() -> N
 
 
 def test_vote_of_an_earlier_attempt_that_did_not_arrive_does_not_end_a_later_attempt() -> None:
-    """Its call may take ten seconds to fail, and the peer may be back by then."""
+    """Its call may take five seconds to fail, and the peer may be back by then."""
     script: Script = [(0.0, OFFER), (1.0, Grouped(signed=FIRST))]
     script += [(2.0, ReduceFailed(attempt=0, reason="it left")), (7.0, Tick())]
     state, asked = run(script)

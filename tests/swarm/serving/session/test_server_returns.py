@@ -173,6 +173,27 @@ def test_recovery_continues_a_forward_call_when_its_only_server_is_back(
     virtual_time.run(scenario())
 
 
+def test_answer_finds_a_new_server_though_a_lookup_takes_longer_than_the_dead_one_rests(
+    boxes: Any, llama_dir: Path
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)], detection_s=0.2) as box:
+            assert await box.tokens() == box.expected()
+            with slow_lookups(box, 2.5):
+                tokens = list[int]()
+                async for token in box.generate():
+                    tokens.append(token.token_id)
+                    if len(tokens) == 5:
+                        box.internet.crash(box.who["s0"], detection_s=0)
+                        await box.add(0, 6)
+                        lost_s = now_s()
+                    if len(tokens) == 6:
+                        assert now_s() - lost_s < 5
+                assert tokens == box.expected()
+
+    virtual_time.run(scenario(), compute_s=lambda function: 0.1)
+
+
 @pytest.mark.parametrize("lookup_s", [2.5, 4.0])
 def test_forward_call_finds_a_new_server_though_a_lookup_takes_longer_than_the_dead_one_rests(
     boxes: Any, llama_dir: Path, lookup_s: float

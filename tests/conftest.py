@@ -18,10 +18,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from hypothesis import settings
-from support import forked_workers, unpacked_daemon
+from support import unpacked_daemon
 from support.cpu_durations import CpuDurations
 from swarm.heap import absent
 from swarm_node.machine.lean_imports import UNUSED_PACKAGES
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # hundreds of processes import the same: where Python is told to keep no bytecode, each would compile it anew
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -41,6 +43,14 @@ LONGEST = (
     "node/gateway/test_gateway_swarm.py",
 )
 """Files that take a worker half a minute or more, most of it waiting."""
+
+FORKING = (
+    "node/daemon/test_volunteers.py",
+    "node/demo/test_demo_end_to_end.py",
+    "interop/test_interop.py",
+    "swarm/training/test_stopped_process.py",
+)
+"""Files whose nodes are forks of a process with torch: one worker has them, since each would start such a process."""
 
 # a busy machine is not a bug: examples have no deadline of their own, tests have pytest's timeout
 settings.register_profile("swarm", deadline=None, max_examples=25)
@@ -124,11 +134,17 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
             gc.freeze()
 
 
+class FileScheduling(LoadFileScheduling):
+    """Gives a worker whole files, and one worker all that are FORKING."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = super()._split_scope(nodeid)
+        return FORKING[0] if file.removeprefix(f"{TESTS.name}/") in FORKING else file
+
+
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_setupnodes(config: pytest.Config) -> None:
-    """For all tests, one process imports torch, and workers are its forks. It would delay those of a few files."""
-    if is_whole_suite(config):
-        forked_workers.use()
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduling | None:
+    return FileScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(trylast=True)
@@ -142,7 +158,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         files.setdefault(item.path, []).append(item)
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST)}
-    assert all((TESTS / name).is_file() for name in LONGEST), "one of these files has another name now"
+    assert all((TESTS / name).is_file() for name in (*LONGEST, *FORKING)), "one of these files has another name now"
     # and by path: each worker has collected them in another order
     ordered = sorted(files.items(), key=lambda file: (ranks.get(file[0], len(ranks)), len(file[1]), file[0]))
     by_size = [tests for _, tests in ordered]
@@ -150,14 +166,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [item for tests in alternating for item in tests]
 
 
-def is_whole_suite(config: pytest.Config) -> bool:
-    return config.option.markexpr == DEFAULT_MARKS and [Path(name).resolve() for name in config.args] == [TESTS]
-
-
 def share_compilation(config: pytest.Config, worker: int, num_workers: int) -> None:
     """Let each worker collect the whole suite from another file on: after a clone, all would compile the same files at
     the same time, and now each finds compiled what the others began with."""
-    if is_whole_suite(config):
+    if config.option.markexpr == DEFAULT_MARKS and [Path(name).resolve() for name in config.args] == [TESTS]:
         files = sorted(
             str(path) for path in TESTS.rglob("test_*.py") if path.relative_to(TESTS).parts[0] not in OPTIONAL
         )

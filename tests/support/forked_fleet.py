@@ -12,20 +12,24 @@ import signal
 import sys
 from collections.abc import Mapping
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import IO, Any
 from unittest import mock
 
-from support.forked_node import Begin, ForkedNode, Sent, share, shared
+from support.forked_node import Begin, ForkedNode, Sent, forking
 
 
 def begin() -> Begin:
     """Return what the demo's process is to call first. Its nodes are forks of the process of which it is one."""
-    return partial(_begin, shared())
+    forking()
+    return partial(_begin, forkserver._forkserver._forkserver_address)  # type: ignore[attr-defined]
 
 
 def _begin(address: str) -> None:
-    share(address)
+    # Python would start another such process: of its parent's, a fork has the pipe that keeps it alive, and no address
+    server = forkserver._forkserver
+    mock.patch.multiple(server, _forkserver_address=address, ensure_running=lambda: None).start()
     mock.patch("asyncio.create_subprocess_exec", _create).start()
 
 

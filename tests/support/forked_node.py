@@ -43,22 +43,8 @@ def forking() -> ForkServerContext:
     # the process that forks is started by Python, and finds there what it is to import
     where = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
     with mock.patch.dict(os.environ, PYTHONPATH=where):
-        forkserver._forkserver.ensure_running()  # type: ignore[attr-defined]
+        forkserver.ensure_running()
     return FORKING
-
-
-def shared() -> str:
-    """Return what a fork needs for `share`."""
-    forking()
-    address: str = forkserver._forkserver._forkserver_address  # type: ignore[attr-defined]
-    return address
-
-
-def share(address: str) -> None:
-    """Let this fork make forks of the process of which it is one. Python would start another such process: from its
-    parent, a fork has the pipe that keeps that one alive, and not its address."""
-    server = forkserver._forkserver  # type: ignore[attr-defined]
-    mock.patch.multiple(server, _forkserver_address=address, ensure_running=lambda: None).start()
 
 
 class ForkedNode:

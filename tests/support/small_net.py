@@ -3,12 +3,7 @@ test's."""
 
 from __future__ import annotations
 
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection
-from unittest.mock import patch
-
 import torch
-from swarm.training.inner.device_worker import Assignment, work
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -61,12 +56,3 @@ def loss_that_fails_on_the_last_token(model: nn.Module, x_BT: Tensor) -> Tensor:
 def windows(num_windows: int, seed: int = 0) -> Tensor:
     """Return int64 windows [B, T+1] that lack the last token of the vocabulary."""
     return torch.randint(0, VOCABULARY - 1, (num_windows, 13), generator=torch.Generator().manual_seed(seed))
-
-
-def work_as_fork(assignment: Assignment, pipe: Connection) -> None:
-    """Do the work of a device's worker. It ends when its parent is another process than the one that started it, and a
-    fork's parent is the process of which it is one."""
-    parent = parent_process()
-    assert parent is not None
-    with patch("os.getppid", lambda: parent.pid):
-        work(assignment, pipe)

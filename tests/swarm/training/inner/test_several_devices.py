@@ -15,13 +15,11 @@ from multiprocessing import connection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from support.forked_node import forking
 from support.moments import whole
-from support.small_net import VOCABULARY, SmallNet, loss_that_fails_on_the_last_token, small_loss, windows, work_as_fork
+from support.small_net import VOCABULARY, SmallNet, loss_that_fails_on_the_last_token, small_loss, windows
 from swarm.training.inner import several_devices
 from swarm.training.inner.one_device import LocalOptions, OneDevice
 from swarm.training.inner.several_devices import SeveralDevices
@@ -37,18 +35,13 @@ TWO = LocalOptions(devices=("cpu", "cpu"))
 
 @pytest.fixture(scope="module")
 def two() -> Iterator[SeveralDevices]:
-    """Start two workers for all tests of this module. Each test loads its own state.
-
-    They are forks of a process that has torch, and that has computed nothing: to import it takes each two seconds.
-    `test_worker_ends_when_its_parent_is_killed` has one as members start it.
-    """
+    """Start two workers for all tests of this module. Each test loads its own state."""
     torch.set_num_threads(1)
-    with patch.multiple(several_devices, get_context=lambda _kind: forking(), work=work_as_fork):
-        devices = SeveralDevices(CONFIG, SmallNet(), fragments=2, local=TWO, loss=loss_that_fails_on_the_last_token)
-        try:
-            yield devices
-        finally:
-            devices.close()
+    devices = SeveralDevices(CONFIG, SmallNet(), fragments=2, local=TWO, loss=loss_that_fails_on_the_last_token)
+    try:
+        yield devices
+    finally:
+        devices.close()
 
 
 def _one() -> OneDevice:

@@ -48,9 +48,10 @@ FORKING = (
     "node/daemon/test_volunteers.py",
     "node/demo/test_demo_end_to_end.py",
     "interop/test_interop.py",
+    "swarm/serving/model/test_load_memory.py",
     "swarm/training/test_stopped_process.py",
 )
-"""Files whose nodes are forks of a process with torch: one worker has them, since each would start such a process."""
+"""Files that fork a process with torch: one worker has them, since each would start such a process."""
 
 # a busy machine is not a bug: examples have no deadline of their own, tests have pytest's timeout
 settings.register_profile("swarm", deadline=None, max_examples=25)

@@ -22,7 +22,7 @@ from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.records import NodeRecord
 
-from swarm_node.dashboard.checkpoints import checkpoint_files
+from swarm_node.dashboard.checkpoints import check_folder, checkpoint_files
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_STEPS, Turnover
 from swarm_node.dashboard.history.recorder import PresenceFact, SamplesFact
@@ -238,11 +238,14 @@ class Collector:
 
     async def _recall(self) -> None:
         """Read the newest history. The next poll shows it; no poll waits for it."""
-        self._turnover = await self._history.turnover() or self._turnover
-        self._recent_changes = await self._history.changes() or self._recent_changes
-        if self._earlier_runs is None and (runs := await self._history.runs()) is not None:
-            found = {run: await self._remembered(run) for run in runs}
-            self._earlier_runs = {run: remembered_view(facts) for run, facts in found.items() if facts.steps}
+        try:
+            self._turnover = await self._history.turnover() or self._turnover
+            self._recent_changes = await self._history.changes() or self._recent_changes
+            if self._earlier_runs is None and (runs := await self._history.runs()) is not None:
+                found = [facts for run in runs if (facts := await self._remembered(run)).steps]
+                self._earlier_runs = {facts.run: remembered_view(facts) for facts in found}
+        except Exception:
+            logger.exception("the dashboard failed to read its history")
 
     async def _remembered(self, run_id: str) -> RunFacts:
         """Return what the history has of a run."""
@@ -251,15 +254,14 @@ class Collector:
 
     def _publish(self, problem: str) -> None:
         # visitors read this: what is told in the terminal names the machine's files, or its database server
-        history_problem = "the history cannot be used; the dashboard's log says why" if self._history.problem else ""
-        at = self._views.overview.at
-        problems = [each for each in (problem, history_problem) if each]
+        problems = [problem] if problem else []
+        problems += ["the history cannot be used; the dashboard's log says why"] if self._history.problem else []
         runs = {**self._views.runs, **(self._earlier_runs or {}), **self._views.runs}  # live ones first
         self._overview = self._views.overview.model_copy(
             update={
                 "stale": "; ".join(problems) or None,
                 "runs": tuple(runs.values()),
-                **turnover_counts(self._turnover, at),
+                **turnover_counts(self._turnover, self._views.overview.at),
                 "happenings": self._recent_changes,
             }
         )
@@ -374,7 +376,7 @@ async def running_collector(
 
     Raises ConfigError if `place` can never hold a history, or if the directory of checkpoints is missing.
     """
-    check_checkpoints(config)
+    check_folder(config.checkpoints)
     async with DashboardHistory(place, on_warning=on_warning) as history:
         collector = Collector(
             network,
@@ -392,9 +394,3 @@ async def running_collector(
                 polling.cancel()
         finally:
             await collector.close()
-
-
-def check_checkpoints(config: Config) -> None:
-    """Raise ConfigError if the directory of the checkpoints that this machine offers is missing."""
-    if config.checkpoints is not None and not config.checkpoints.is_dir():
-        raise ConfigError(f"there is no directory {config.checkpoints}", remedy="check --checkpoints")

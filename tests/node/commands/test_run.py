@@ -247,9 +247,9 @@ def test_sign_without_an_identity_says_how_to_get_one(capsys: pytest.CaptureFixt
 
 
 def test_watch_needs_a_peer_and_a_signed_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    Path("run.toml").write_text(TINY)
     assert cli.run(["run", "watch"]) == cli.EXIT_USAGE
     assert "no peer is named" in capsys.readouterr().err
-    Path("run.toml").write_text(TINY)
     addr = f"/ip4/127.0.0.1/tcp/1/p2p/{Identity.generate().peer_id}"
     assert cli.run(["run", "watch", "--peers", addr]) == 1
     assert "run.toml is not signed\n  → sign it first: swarm-node run sign run.toml" in capsys.readouterr().err

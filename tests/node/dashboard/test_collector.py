@@ -15,7 +15,8 @@ from swarm.network.memory import memory_network
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
-from swarm_node.dashboard.collector import Collector, check_checkpoints, check_history, running_collector
+from swarm_node.dashboard.checkpoints import check_folder
+from swarm_node.dashboard.collector import Collector, check_history, running_collector
 from swarm_node.dashboard.history.store import HistoryError
 from swarm_node.dashboard.view_builder import SETTLE_S, ViewBuilder, unique_names
 from swarm_node.dashboard.views import ModelView, PathView
@@ -564,5 +565,5 @@ def test_history_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, pla
 
 def test_checkpoints_in_a_directory_that_is_not_there_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no directory .*missing") as error:
-        check_checkpoints(Config(home=tmp_path, name="test", checkpoints=tmp_path / "missing"))
+        check_folder(tmp_path / "missing")
     assert error.value.remedy == "check --checkpoints"

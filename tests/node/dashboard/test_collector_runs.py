@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from support.dashboard_world import World, node_record, trainer_record, world
@@ -244,6 +245,25 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
             assert states["story"] != states["later"] == "gone"
 
     virtual_time.run(main())
+
+
+def test_dashboard_goes_on_when_a_run_in_its_history_cannot_be_shown(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "swarm_node.dashboard.collector.remembered_view", Mock(side_effect=ValueError("a step of another version"))
+    )
+
+    async def main() -> None:
+        async with world() as found:
+            found.history.record(StepFact(run="story", group=("ann",), tokens={}, step=step(1, 1_700_000_000.0)))
+            await found.looks(2)
+            peer_id = await found.join("alder", trainer_record(3))
+            await found.looks(2)
+            assert [view.peer_id for view in found.collector.nodes()] == [peer_id]
+
+    virtual_time.run(main())
+    assert "failed to read its history" in caplog.text
 
 
 def test_finished_run_that_only_the_history_knows_has_its_name_and_says_that_it_is_finished() -> None:

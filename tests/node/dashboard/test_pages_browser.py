@@ -202,7 +202,7 @@ def test_a_change_arrives_without_disturbing_the_visitor(page: Page, swarms: Swa
     before = source.overview()
     heard = complaints(page)
     page.clock.install()
-    page.goto(f"{served.url}{paths_of(source)[3]}")
+    page.goto(f"{served.url}{paths_of(source)[len(EVERYWHERE)]}")
     expect(page.locator("#live-state")).to_have_text("Live")
     page.locator("summary").first.click()
     page.locator("#map ~ .scroll").focus()

@@ -47,7 +47,8 @@ to one that was left because it was slow."""
 LEAVING_BACKOFF_S = 60.0
 """Seconds for which a leaving server is avoided: the lifetime of its record, after which it is not listed any more."""
 
-GONE_REST_S, REST_S = 0.25, 2.0
+GONE_REST_S = 0.25
+REST_S = 2.0
 """Seconds without any request to a server after a failure: at first GONE_REST_S if it has fallen silent or cannot be
 reached, since its path may be back in a moment, and else FIRST_BACKOFF_S. They double with each failure in a row, up to
 REST_S. After that the server is asked if no other can answer.

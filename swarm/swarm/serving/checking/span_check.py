@@ -44,6 +44,11 @@ from swarm.serving.checking.span_commitment import commitment_complaint, evidenc
 from swarm.serving.model.shape import ModelShape
 from swarm.trust.reputation import Outcome
 
+logger = logging.getLogger(__name__)
+
+MAX_CANDIDATES_ASKED = 3
+"""Maximum servers that are asked for one recomputation. If all refuse, the span stays unchecked."""
+
 RECOMPUTE_S = 120.0
 """A check is not urgent, and a server may serve other requests first."""
 
@@ -65,83 +70,6 @@ class SpanInputs:
     num_draws: int = 0
     temperature: float = 0.0
 
-
-async def recompute(network: Network, model: ModelShape, peer_id: str, inputs: SpanInputs) -> Floats:
-    """Return the outputs [T, H], or the largest logits [N, 2 K + 1] as `Compute` defines them.
-
-    Raises PeerError, also the server's own error, and PeerViolation for numbers that are not finite.
-    """
-    asked = Compute(
-        revision=model.revision,
-        start=inputs.start,
-        end=inputs.end,
-        num_sequences=1,
-        num_positions=inputs.num_rows,
-        of_tokens=inputs.start == 0,
-        head=inputs.num_draws > 0,
-        codec="raw",
-        deadline_s=RECOMPUTE_S,
-        num_top=NUM_TOP if inputs.num_draws else 0,
-        num_last=inputs.num_draws,
-        temperature=inputs.temperature,
-    )
-    num_columns = model.vocab_size if inputs.num_draws else model.hidden_size
-    _, num_rows, num_columns = asked.answer_shape(num_columns, has_logits=inputs.num_draws > 0)
-    try:
-        async with (
-            asyncio.timeout(RECOMPUTE_S),
-            network.stream(peer_id, f"{FORWARD_METHOD}/{model.name}", timeout_s=RECOMPUTE_S) as stream,
-        ):
-            await stream.send(asked.to_bytes())
-            for piece in _pieces(inputs, model.hidden_size):
-                await stream.send(piece.to_bytes())
-            return await _received(stream, num_rows, num_columns)
-    except TimeoutError:
-        raise PeerTimeout("the server did not compute a check in time", peer_id=peer_id) from None
-    except EndOfStream:
-        raise PeerUnreachable("the server ended a check", peer_id=peer_id) from None
-
-
-def largest_logits(answer_NC: Floats) -> list[LargestLogits]:
-    num_top = answer_NC.shape[1] // 2
-    return [
-        LargestLogits(
-            values_K=row[:num_top],
-            ids_K=np.clip(row[num_top : 2 * num_top], 0, limits.MAX_VOCAB).astype(np.int64),
-            log_sum=float(row[2 * num_top]),
-        )
-        for row in answer_NC
-    ]
-
-
-def fp32_bytes(rows_TH: Floats) -> bytes:
-    """Encode hidden states for `SpanInputs`."""
-    return rows_TH.astype("<f4").tobytes()
-
-
-def _pieces(inputs: SpanInputs, hidden_size: int) -> Iterator[TensorPiece]:
-    codec, num_columns = (TOKENS, 0) if inputs.start == 0 else ("raw", hidden_size)
-    each, view = row_bytes(codec, num_columns), memoryview(inputs.rows)
-    return TensorPiece.cut(codec, inputs.num_rows, num_columns, lambda start, end: view[start * each : end * each])
-
-
-async def _received(stream: Stream, num_rows: int, num_columns: int) -> Floats:
-    parts: list[NDArray[np.float32]] = []
-    num_left = num_rows
-    while num_left:
-        rows = TensorPiece.due(await stream.receive(), ("raw",), num_left, num_columns)
-        parts.append(np.frombuffer(rows.payload, dtype="<f4").reshape(-1, num_columns).astype(np.float32))
-        num_left -= rows.num_rows
-    answer = np.concatenate(parts).astype(np.float64)
-    if not np.isfinite(answer).all():
-        raise PeerViolation("the numbers are not all finite")
-    return answer
-
-
-logger = logging.getLogger(__name__)
-
-MAX_CANDIDATES_ASKED = 3
-"""Maximum servers that are asked for one recomputation. If all refuse, the span stays unchecked."""
 
 Recompute: TypeAlias = Callable[[str, SpanInputs], Awaitable[Floats]]
 """Have a peer compute the outputs of inputs. Raises SwarmError."""
@@ -326,3 +254,75 @@ def _report(
         outcomes=outcomes,
         evidence=evidence,
     )
+
+
+async def recompute(network: Network, model: ModelShape, peer_id: str, inputs: SpanInputs) -> Floats:
+    """Return the outputs [T, H], or the largest logits [N, 2 K + 1] as `Compute` defines them.
+
+    Raises PeerError, also the server's own error, and PeerViolation for numbers that are not finite.
+    """
+    asked = Compute(
+        revision=model.revision,
+        start=inputs.start,
+        end=inputs.end,
+        num_sequences=1,
+        num_positions=inputs.num_rows,
+        of_tokens=inputs.start == 0,
+        head=inputs.num_draws > 0,
+        codec="raw",
+        deadline_s=RECOMPUTE_S,
+        num_top=NUM_TOP if inputs.num_draws else 0,
+        num_last=inputs.num_draws,
+        temperature=inputs.temperature,
+    )
+    num_columns = model.vocab_size if inputs.num_draws else model.hidden_size
+    _, num_rows, num_columns = asked.answer_shape(num_columns, has_logits=inputs.num_draws > 0)
+    try:
+        async with (
+            asyncio.timeout(RECOMPUTE_S),
+            network.stream(peer_id, f"{FORWARD_METHOD}/{model.name}", timeout_s=RECOMPUTE_S) as stream,
+        ):
+            await stream.send(asked.to_bytes())
+            for piece in _pieces(inputs, model.hidden_size):
+                await stream.send(piece.to_bytes())
+            return await _received(stream, num_rows, num_columns)
+    except TimeoutError:
+        raise PeerTimeout("the server did not compute a check in time", peer_id=peer_id) from None
+    except EndOfStream:
+        raise PeerUnreachable("the server ended a check", peer_id=peer_id) from None
+
+
+def largest_logits(answer_NC: Floats) -> list[LargestLogits]:
+    num_top = answer_NC.shape[1] // 2
+    return [
+        LargestLogits(
+            values_K=row[:num_top],
+            ids_K=np.clip(row[num_top : 2 * num_top], 0, limits.MAX_VOCAB).astype(np.int64),
+            log_sum=float(row[2 * num_top]),
+        )
+        for row in answer_NC
+    ]
+
+
+def fp32_bytes(rows_TH: Floats) -> bytes:
+    """Encode hidden states for `SpanInputs`."""
+    return rows_TH.astype("<f4").tobytes()
+
+
+def _pieces(inputs: SpanInputs, hidden_size: int) -> Iterator[TensorPiece]:
+    codec, num_columns = (TOKENS, 0) if inputs.start == 0 else ("raw", hidden_size)
+    each, view = row_bytes(codec, num_columns), memoryview(inputs.rows)
+    return TensorPiece.cut(codec, inputs.num_rows, num_columns, lambda start, end: view[start * each : end * each])
+
+
+async def _received(stream: Stream, num_rows: int, num_columns: int) -> Floats:
+    parts: list[NDArray[np.float32]] = []
+    num_left = num_rows
+    while num_left:
+        rows = TensorPiece.due(await stream.receive(), ("raw",), num_left, num_columns)
+        parts.append(np.frombuffer(rows.payload, dtype="<f4").reshape(-1, num_columns).astype(np.float32))
+        num_left -= rows.num_rows
+    answer = np.concatenate(parts).astype(np.float64)
+    if not np.isfinite(answer).all():
+        raise PeerViolation("the numbers are not all finite")
+    return answer

@@ -160,5 +160,6 @@ def with_usual(arguments: list[str]) -> list[str]:
 
 
 def _known(arguments: Sequence[str]) -> list[str]:
+    """Return the words of the command or group that was meant."""
     names = [*(entry.name.split() for entry in COMMANDS), *([name] for name in GROUPS)]
     return max((words for words in names if words == list(arguments[: len(words)])), key=len, default=[])

@@ -265,6 +265,7 @@ def starting_status(config: Config, peer_id: str, uptime_s: float, not_joined: s
 
 
 def count_paths(paths: Mapping[str, PeerPath]) -> PathCounts:
+    """Return the number of peers for each kind of path."""
     counts = Counter(path.kind for path in paths.values())
     return PathCounts(
         direct=counts["direct"],

@@ -130,6 +130,7 @@ def number(high: float, low: float = 0.0) -> Check:
 
 
 def one_of(choices: Collection[str]) -> Check:
+    """Return the check of one of these texts."""
     return partial(check_choice, choices=frozenset(choices))
 
 
@@ -144,6 +145,8 @@ def sized(num_bytes: int) -> Check:
 
 
 def filled(max_bytes: int) -> Check:
+    """Return the check of 1 to `max_bytes`."""
+
     def check(value: Any, field: str) -> None:
         if not (isinstance(value, bytes) and 0 < len(value) <= max_bytes):
             raise ValueError(f"{field} is not 1 to {max_bytes} bytes")
@@ -152,10 +155,12 @@ def filled(max_bytes: int) -> Check:
 
 
 def one_line(max_chars: int, *, empty: bool = True) -> Check:
+    """Return the check of one line of printable text."""
     return partial(check_text, max_chars=max_chars, empty=empty)
 
 
 def named(max_bytes: int) -> Check:
+    """Return the check of a name that machines use."""
     return partial(check_name, max_bytes=max_bytes)
 
 

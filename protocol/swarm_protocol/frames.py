@@ -87,6 +87,7 @@ def num_bytes(frame: Frame) -> int:
 
 
 def rows_in(frame: Frame) -> Rows | None:
+    """Return the rows of a frame that has some."""
     rows: Rows | None = getattr(frame, "rows", None)
     return rows
 

@@ -119,6 +119,7 @@ class PackedHashTree:
         return self._levels[-1]
 
     def leaf(self, index: int) -> bytes:
+        """Return the digest of one leaf."""
         return self._node(0, index)
 
     def proof(self, index: int) -> list[bytes]:

@@ -74,6 +74,7 @@ class WeightFile(Checked):
         return -(-self.num_bytes // CHUNK_BYTES)
 
     def chunk_bytes(self, index: int) -> int:
+        """Return the size of one chunk."""
         return min(CHUNK_BYTES, self.num_bytes - index * CHUNK_BYTES)
 
 

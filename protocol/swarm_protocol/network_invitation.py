@@ -62,6 +62,7 @@ _MAX_REMEMBERED_NAMES = 4096
 
 
 def network_id_of(owner_id: str) -> str:
+    """Return the id of the private network that belongs to this key."""
     return _NETWORK + owner_id
 
 
@@ -128,6 +129,7 @@ class Capability(Checked):
     expires_at: float
 
     def holds(self, revoked: frozenset[int], now: float) -> bool:
+        """Return whether the capability has neither expired nor been revoked."""
         return now < self.expires_at and self.serial not in revoked
 
 
@@ -238,6 +240,7 @@ class NetworkInvitation(WireMessage):
         return (self.certificate, link_to(peer_id, self.key, envelope, LINK_PURPOSE))
 
     def text(self) -> str:
+        """Return the invitation as one word, which `parse_invitation` reads."""
         return to_word(TEXT_PREFIX, self.to_bytes())
 
     def _opened(self) -> tuple[Envelope, InvitationTerms]:

@@ -87,6 +87,7 @@ class PathCounts(Checked):
     relayed: NumConnected = 0
 
     def by_kind(self) -> dict[str, int]:
+        """Return the counts by the name of the path."""
         return {
             "direct": self.direct,
             "dialled back": self.dialled_back,

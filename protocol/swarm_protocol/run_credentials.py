@@ -148,9 +148,11 @@ class RunInvitation(WireMessage):
 
     @property
     def run(self) -> str:
+        """The run's id."""
         return self.terms.run if self.terms else self.envelope.subject.partition("/")[0]
 
     def text(self) -> str:
+        """Return the one word, which `parse_run_invitation` reads."""
         return to_word(TEXT_PREFIX, self.to_bytes())
 
 
@@ -316,6 +318,7 @@ def _check_invitation(
 
 
 def sign_revocation(author: Identity, revocation: RunRevocation, *, network_id: str, now: float) -> bytes:
+    """Sign `revocation` as the run's author."""
     return seal_now(
         author,
         network_id,

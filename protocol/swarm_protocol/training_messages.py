@@ -335,10 +335,12 @@ class Group(wire.WireMessage):
 
     @property
     def num_trainers(self) -> int:
+        """The number of members and their followers."""
         return len(self.members) + sum(len(member.followers) for member in self.members)
 
     @property
     def num_on_probation(self) -> int:
+        """The number of members and followers on probation."""
         followers = (each for member in self.members for each in member.followers)
         return len(self.on_probation) + sum(each.steps_left > 0 for each in followers)
 

@@ -35,6 +35,7 @@ class EvidenceFolder:
         self._max_files = max_files
 
     def read(self) -> list[bytes]:
+        """Return all stored evidence."""
         found = []
         for path in files_in(self._folder, self._max_files):
             try:
@@ -55,6 +56,7 @@ class EvidenceFolder:
             logger.warning("evidence against %s does not outlive a restart: %s", peer_id, error)
 
     def forget(self, peer_id: str) -> None:
+        """Drop the evidence against `peer_id`, if there is any."""
         with suppress(OSError):
             self._path_of(peer_id).unlink()
 

@@ -28,6 +28,7 @@ class LineDisplay:
         self._console = console
 
     def stage(self, title: str) -> None:
+        """Show that a stage begins."""
         self._say(f"== {title}")
 
     def update(self, state: DemoState) -> None:
@@ -45,6 +46,7 @@ class LineDisplay:
         self._say(f"   {text}")
 
     def token(self, text: str) -> None:
+        """Show a piece of the answer."""
         self._console.out(text, end="", highlight=False)
 
     def killed(self, name: str) -> None:

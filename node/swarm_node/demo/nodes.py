@@ -91,6 +91,7 @@ class DemoState:
                 node.error = event["message"]
 
     def lose(self, name: str) -> None:
+        """Record that the node was killed."""
         node = self.node(name)
         node.state, node.span = "killed", None
 

@@ -228,6 +228,7 @@ class LiveLine:
         self._write(f"{WIPE}{text}\n{self._drawn()}" if self._shown else text + "\n")
 
     def end(self) -> None:
+        """Remove the status line."""
         if self._shown:
             self._shown = ""
             self._write(WIPE)

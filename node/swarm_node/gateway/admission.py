@@ -72,6 +72,7 @@ class KeyRing:
         return len(self._keys)
 
     def find(self, secret: str) -> Key | None:
+        """Return the key with this secret, or None."""
         self._refresh()
         digest = _digest(secret)
         found = None

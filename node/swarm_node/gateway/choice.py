@@ -117,6 +117,7 @@ class Choice:
         return "tool_calls" if self._reason == "stop" and self._finder and self._finder.num_found else self._reason
 
     def finished(self, deltas: list[Delta]) -> FinishedChoice:
+        """Combine all of the choice's deltas."""
         return FinishedChoice(
             text="".join(delta.text for delta in deltas),
             calls=tuple(delta.call for delta in deltas if delta.call),

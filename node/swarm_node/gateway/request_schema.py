@@ -118,6 +118,7 @@ class StrictBody(BaseModel):
 
 @cache
 def _names_of(body: type[BaseModel]) -> frozenset[str]:
+    """Return the names of a body's fields in JSON."""
     return frozenset(field.alias or name for name, field in body.model_fields.items())
 
 

@@ -297,6 +297,7 @@ class ResponsesRequest(SharedFields):
         return self
 
     def _own(self) -> JsonObject:
+        """Return the fields of the chat request that are not shared."""
         choice, form = self.tool_choice, self.text.format
         has_schema = isinstance(form, SchemaFormat)
         return {

@@ -73,6 +73,7 @@ def next_change(windows: Sequence[Window], at: float) -> float | None:
 
 
 def next_month(at: float) -> float:
+    """Return when the next calendar month begins."""
     now = datetime.fromtimestamp(at)
     first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     year, month = divmod(first.year * 12 + first.month, 12)

@@ -52,6 +52,7 @@ class MonthlyTraffic:
 
     @property
     def num_bytes(self) -> int:
+        """Return the bytes counted this month."""
         return self._months.get(self._month, 0)
 
     def update(self, total_bytes: int, at: float) -> None:

@@ -22,6 +22,7 @@ with less than that between them, and waking a thread takes longer than that. On
 
 @contextmanager
 def lean_imports() -> Iterator[None]:
+    """Make imports in the block lean."""
     with uncollected(), absent(*UNUSED_PACKAGES):
         yield
 

@@ -138,6 +138,7 @@ def open_traces(url: str, about: Mapping[str, str]) -> Traces:
 
 
 def traces_to(processor: SpanProcessor, about: Mapping[str, str]) -> Traces:
+    """Return Traces that send through `processor`."""
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
 

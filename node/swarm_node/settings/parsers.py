@@ -39,6 +39,7 @@ _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+(?:/s)?)", re.IGNORECASE | re.A
 
 
 def parse_node_name(text: str) -> str:
+    """Parse the node's display name."""
     try:
         return check_text(text, "name", max_chars=limits.MAX_NODE_NAME_CHARS, empty=False)
     except ValueError:

@@ -132,6 +132,7 @@ def _memory(path: Path, network_id: str) -> JsonMemory:
 
 
 def remembered(config: Config) -> tuple[RememberedPeer, ...]:
+    """Return the peers of its network that the home of `config` remembers."""
     return read(Home(config.home).peers, config.network_id, time.time())
 
 

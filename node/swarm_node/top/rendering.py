@@ -117,6 +117,7 @@ def state(word: str) -> tuple[str, str]:
 
 @_text
 def overview(view: Overview, width: int) -> Iterator[Text]:
+    """Render the overview."""
     nodes = f"{plural(view.num_volunteers, 'volunteer')} among {plural(view.num_nodes, 'node')}"
     if num_leaving := view.nodes_by_state.get("leaving", 0):
         nodes += f"; {num_leaving} more {'is' if num_leaving == 1 else 'are'} leaving"
@@ -271,6 +272,7 @@ def _refusal_line(refused: BanView | RefusalView, width: int) -> Text:
 
 @_text
 def node(view: NodeDetail, width: int) -> Iterator[Text]:
+    """Render one node and its work."""
     shown = view.node
     yield Text.assemble(state(shown.state), clean(shown.name, width))
     yield Text(clean(shown.peer_id, width), "dim")
@@ -319,6 +321,7 @@ def _title(text: str) -> Text:
 
 
 def _name(text: str) -> str:
+    """Return the name padded to a column."""
     shown = name_cell(text, NAME_CELLS)
     return shown + " " * (NAME_CELLS - Text(shown).cell_len)
 

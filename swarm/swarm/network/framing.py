@@ -94,6 +94,7 @@ def acknowledgement(num_frames: int) -> bytes:
 
 
 def body_bytes(kind: Kind, length: int) -> int:
+    """Return the number of bytes that follow a header."""
     return 0 if kind in (Kind.CREDIT, Kind.ACK) else length
 
 

@@ -277,6 +277,7 @@ def cut_off(peer_id: str) -> PeerUnreachable:
 
 
 def too_long(max_bytes: int, peer_id: str) -> PeerViolation:
+    """Return the error for a message longer than its receiver accepts."""
     return PeerViolation(f"the peer sent a message of more than {max_bytes} bytes", peer_id=peer_id)
 
 

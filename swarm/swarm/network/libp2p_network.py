@@ -205,6 +205,7 @@ class Libp2pNetwork(SigningNetwork):
 
     @property
     def daemon_pid(self) -> int:
+        """The process id of the libp2p daemon, a child process."""
         return self._host.daemon.pid
 
     def now(self) -> float:

@@ -112,6 +112,7 @@ class LinkMeter:
         return dict(sorted(known.items(), key=lambda each: -each[1]))
 
     def all_rates(self) -> list[float]:
+        """Return all known rates."""
         return list(self.rates_from(self._links).values())
 
     def fastest_first(self, peer_ids: Sequence[str]) -> list[str]:

@@ -95,6 +95,7 @@ def is_private(addr: str) -> bool:
 
 
 def is_relayed(addr: str) -> bool:
+    """Return whether the address leads through a relay."""
     return "/p2p-circuit" in addr
 
 

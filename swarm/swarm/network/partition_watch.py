@@ -76,6 +76,7 @@ class PartitionWatch:
         self._known.update((contact.peer_id, contact.addrs) for contact in known)
 
     async def run(self) -> None:
+        """Watch until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tend(), name="tend the routing table")
             await self._keep_joined()

@@ -61,9 +61,11 @@ class PeerSlots(Generic[K]):
         self.num_held = 0
 
     def held_by(self, peer: K) -> int:
+        """Return the number of slots that a peer holds."""
         return self._held[peer]
 
     def has_room(self, peer: K) -> bool:
+        """Return whether a peer may have one more slot."""
         held = self._held[peer]
         return held < self._per_peer() and (self.num_held < self._in_all or held < NUM_GUARANTEED)
 
@@ -109,6 +111,7 @@ def call_slots() -> PeerSlots[K]:
 
 
 def stream_slots() -> PeerSlots[K]:
+    """Return slots for the streams that a node accepts."""
     return PeerSlots(per_peer=lambda: MAX_STREAMS_PER_PEER, in_all=MAX_STREAMS)
 
 
@@ -184,6 +187,7 @@ class UnreadBudget:
         holder.give_way(PeerRefused(why, remedy="send less at once", retry_after_s=RETRY_AFTER_S))
 
     def _add(self, holder: UnreadHolder, num_bytes: int) -> int:
+        """Add `num_bytes`, and return what the holder's peer then holds."""
         peer_id = holder.peer_id
         held_bytes = self._held[holder] = self._held.get(holder, 0) + num_bytes
         peer_bytes = self._by_peer[peer_id] = self._by_peer.get(peer_id, 0) + num_bytes

@@ -176,6 +176,7 @@ class PacedWriter:
         return SLICE_BYTES - left_bytes
 
     async def emptied(self) -> None:
+        """Wait until nothing is queued."""
         while self._queue:
             await self._emptied.wait()
 

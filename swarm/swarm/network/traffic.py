@@ -128,6 +128,7 @@ class Traffic:
         self.turns.charge(num_bytes)
 
     def received(self, peer_id: str, num_bytes: int) -> None:
+        """Count and charge the received payload of a call."""
         self.received_in_turn(peer_id, num_bytes)
         self.download.charge(num_bytes)
 

@@ -51,6 +51,7 @@ class BlockBudget:
     reason: str
 
     def why(self, num_blocks: int) -> str:
+        """Return the reason for serving `num_blocks`."""
         if num_blocks > self.num_blocks:
             return f"{self.reason}, but closing the gap is worth less cache"
         return self.reason

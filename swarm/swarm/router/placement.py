@@ -178,6 +178,7 @@ class Capacity:
     send_ms: float = 0.0
 
     def tokens_per_s(self, span: Span, num_blocks: int) -> float:
+        """Return the tokens/s that the peer adds to each block of `span`."""
         send_ms = 0.0 if span[1] == num_blocks else self.send_ms
         return tokens_per_s(self.block_ms, span[1] - span[0], send_ms)
 

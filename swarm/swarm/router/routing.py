@@ -170,6 +170,7 @@ def find_chain(servers: Mapping[str, ServeRecord], start: int, end: int, context
 
 
 def missing_spans(servers: Mapping[str, ServeRecord], num_blocks: int) -> Spans:
+    """Return the blocks that no server serves."""
     missing, covered = [], 0
     for start, end in sorted((record.start, record.end) for record in servers.values() if record.state == "serving"):
         if covered < start:

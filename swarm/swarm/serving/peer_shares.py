@@ -123,6 +123,7 @@ class _Level:
         return sharer[: self.depth - 1] == other[: self.depth - 1]
 
     def own(self, sharer: Party, held: Collection[H]) -> list[H]:
+        """Return the sequences of the party."""
         return [sequence for sequence in held if sharer[: self.depth] == sequence.sharer[: self.depth]]
 
     def rivals_waiting(self, sharer: Party, now_s: float) -> Iterator[Party]:
@@ -136,6 +137,7 @@ class _Level:
                 yield party
 
     def has_rivals(self, sharer: Party, now_s: float) -> bool:
+        """Return whether another party waits that shares with this one."""
         return next(self.rivals_waiting(sharer, now_s), None) is not None
 
     def kept_for_s(self, sharer: Party, now_s: float) -> float:
@@ -304,6 +306,7 @@ class PeerShares(Generic[H]):
                 yield sequence
 
     def _level_between(self, sharer: Sharer, other: Sharer) -> _Level:
+        """Return the level at which two peers share with each other."""
         return self._peers if sharer.network == other.network else self._networks
 
     def _note_waiting(

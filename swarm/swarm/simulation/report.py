@@ -60,10 +60,12 @@ class Measurements:
     """Messages and bytes that each node sent in a minute, of the nodes that were present from beginning to end."""
 
     def count(self, what: str, number: float = 1) -> None:
+        """Add `number` to a count, if the measurement is on."""
         if self.is_on:
             self.counts[what] += number  # type: ignore[assignment]
 
     def take(self, values: list[float], value: float) -> None:
+        """Append a value to one of the lists, if the measurement is on."""
         if self.is_on:
             values.append(value)
 
@@ -84,10 +86,12 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def mean(values: Sequence[float]) -> float:
+    """Return the mean; 0 if there are no values."""
     return sum(values) / len(values) if values else 0.0
 
 
 def share(part: float, whole: float) -> float | None:
+    """Return `part / whole`, or None if `whole` is 0."""
     return part / whole if whole else None
 
 
@@ -128,6 +132,7 @@ class Report:
 
 
 def report_of(scenario: Scenario, measured: Measurements) -> Report:
+    """Return the report of the measurements."""
     counts, last = measured.counts, measured.samples[-1] if measured.samples else {}
     num_lookups = counts["lookups"]
     sections: dict[str, Figures] = {

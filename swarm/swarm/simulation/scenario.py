@@ -44,6 +44,8 @@ def _number(default: float, low: float, high: float, *, above: bool = False) -> 
 
 
 def _text(default: str) -> Any:
+    """Declare one line of text."""
+
     def read(value: Any) -> str:
         if not (isinstance(value, str) and value.isprintable() and 0 < len(value) <= MAX_TEXT):
             raise ValueError(f"write a line of text of at most {MAX_TEXT} characters")
@@ -53,6 +55,8 @@ def _text(default: str) -> Any:
 
 
 def _choice(default: str, *others: str) -> Any:
+    """Declare a text that is one of these."""
+
     def read(value: Any) -> object:
         if value not in (default, *others):
             raise ValueError(f"use one of {', '.join((default, *others))}")

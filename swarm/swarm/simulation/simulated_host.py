@@ -188,6 +188,7 @@ class SimulatedHost:
         return await answer
 
     async def _dial_in_vain(self, peer_id: str, timeout_s: float) -> NoReturn:
+        """Dial a host that has left."""
         place = self._world.left.get(peer_id)
         dial_s = DIAL_TIMEOUT_S if place is None else 2 * self._world.links.latency_s(self.place, place)
         await asyncio.sleep(min(dial_s, timeout_s))

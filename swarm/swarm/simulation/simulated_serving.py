@@ -285,6 +285,7 @@ class SimulatedGateway:
             await asyncio.sleep((tokens * chain.cost_ms + prompt_tokens * prompt_ms) / 1e3)
 
     def _full_servers(self) -> set[str]:
+        """Return the servers that have refused a session within FULL_S."""
         now_s = asyncio.get_running_loop().time()
         self._full = {peer_id: until_s for peer_id, until_s in self._full.items() if until_s > now_s}
         return set(self._full)

@@ -233,6 +233,7 @@ class TrainingWorld:
             await network.close()
 
     def situations(self) -> dict[Situation, int]:
+        """Return the number of trainers in each situation."""
         since, counts = self._since_s(), dict.fromkeys(get_args(Situation), 0)
         for trainer in self._trainers:
             counts[trainer.situation(since)] += 1

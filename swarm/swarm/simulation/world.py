@@ -77,6 +77,7 @@ class Population:
     training: TrainingWorld | None = None
 
     def settled(self) -> list[SimulatedNode]:
+        """Return the nodes that joined more than SETTLED_S ago."""
         before = asyncio.get_running_loop().time() - SETTLED_S
         return [node for node in self.nodes.values() if node.joined_at < before and node.membership is not None]
 
@@ -223,6 +224,7 @@ class World:
             loop.call_at(at_s, self._join, node.kind, at_s + self._stay_s())
 
     async def _live(self, node: SimulatedNode, seed: bytes) -> None:
+        """Run a node until it is cancelled."""
         entries = [peer_id for peer_id in self._seeds if peer_id != node.identity.peer_id]
         if node.kind.role == "train" and self._population.training is not None:
             node.streams = self._population.training.streams_of(node.identity, node.host)

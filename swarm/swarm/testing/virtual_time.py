@@ -305,6 +305,7 @@ class _Job:
     cost_s: float = 0.0
 
     def work(self) -> Any:
+        """Run the job in this thread."""
         _this_thread.job = self
         try:
             return self.function()

@@ -53,6 +53,7 @@ class TrackRecord:
     at: float = 0.0
 
     def faded(self, now: float) -> TrackRecord:
+        """Return the record faded to `now`."""
         passed_s = max(0.0, now - self.at)
         return replace(
             self,
@@ -63,6 +64,7 @@ class TrackRecord:
         )
 
     def after(self, outcome: Outcome, now: float) -> TrackRecord:
+        """Return the record after one more check."""
         known = self.faded(now)
         match outcome:
             case "passed":

@@ -124,6 +124,7 @@ class RecordDht:
         await self._host.serve(f"{self._prefix}store", self._answer_store)
 
     def peers(self) -> tuple[str, ...]:
+        """Return all peers in the routing table."""
         return self.known.table.peers
 
     def contacts(self) -> tuple[Contact, ...]:

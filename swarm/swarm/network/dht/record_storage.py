@@ -71,11 +71,13 @@ class RecordStorage:
         return envelope.peer_id in self._records.get(dht_id, {})
 
     def get(self, dht_id: bytes) -> tuple[bytes, ...]:
+        """Return the encoded records under this DHT id."""
         self._drop_due([dht_id])
         held = self._records.get(dht_id)
         return tuple([data for _, data in held.values()]) if held else ()
 
     def clear_due(self) -> None:
+        """Drop all records that are due."""
         self._drop_due(list(self._records))
 
     def _has_its_share(self, signer: str) -> bool:

@@ -59,6 +59,7 @@ MAX_CROWDED_S = 320.0
 
 @lru_cache(maxsize=32768)
 def node_id_of(peer_id: str) -> int:
+    """Return a peer's DHT id as a number."""
     return to_id(dht_id_of(peer_id))
 
 
@@ -253,6 +254,7 @@ class NodeLookup:
 
     @property
     def keys(self) -> tuple[bytes, ...]:
+        """The keys that are searched for."""
         return tuple(self._ranked)
 
     def meet(self, peers: Iterable[str], suspects: Container[str], *, named_by: str = "") -> None:
@@ -317,6 +319,7 @@ class NodeLookup:
         return list(islice((peer_id for _, peer_id in self._ranked[key] if peer_id in self.answered), count))
 
     def most_hops(self) -> int:
+        """Return the most hops, over all keys, to the nearest peer that answered."""
         return max((self.num_hops[peer_id] for key in self._ranked for peer_id in self.nearest(key, 1)), default=0)
 
     def next_calls(self) -> list[tuple[str, list[bytes]]]:
@@ -376,4 +379,5 @@ class AddressBook:
         return known.addrs if known is not None else ()
 
     def contact(self, peer_id: str) -> Contact:
+        """Return the contact of `peer_id` that this node names to others."""
         return self._contacts.get(peer_id) or contact_of(peer_id=peer_id)

@@ -115,6 +115,7 @@ class MulticastLink:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
+        """Return the segments that were opened."""
         return tuple(self._transports)
 
     def send(self, segment: Segment, packet: bytes) -> None:

@@ -54,6 +54,7 @@ class Greeting:
 
 
 def hello_of(network_id: str, sent_at: float = 0.0) -> Hello:
+    """Return this node's hello."""
     return Hello(network_id=network_id, software_version=software_version(), sent_at=sent_at)
 
 
@@ -88,6 +89,7 @@ class Gate(Protocol):
 
 
 def method_prefix(network_id: str) -> str:
+    """Return the prefix of all method names of a network."""
     return f"/swarm/{PROTOCOL_VERSION}/{network_id}/"
 
 

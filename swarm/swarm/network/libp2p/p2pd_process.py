@@ -217,6 +217,7 @@ class Daemon:
         return StartError(how, remedy=MORE_MEMORY if cause.endswith("memory") else again)
 
     def kill_silent(self) -> None:
+        """Kill a daemon that gives no answer."""
         self._was_silent = True
         self._process.kill()
 

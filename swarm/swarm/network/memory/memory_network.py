@@ -122,6 +122,7 @@ class MemoryInternet(MemoryRoutes):
         return self._start(node._identity, node.network_id, node._access, node._invitation)
 
     async def close(self) -> None:
+        """Close every node that is up."""
         for node in self._nodes.values():
             await node.close()
 

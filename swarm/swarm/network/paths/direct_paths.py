@@ -158,6 +158,7 @@ class DirectPaths:
 
 
 def _named(options: Libp2pOptions) -> tuple[str, ...]:
+    """Return the addresses that the operator named."""
     return tuple(parse_peer_addr(each).addr for each in options.peers)
 
 

@@ -105,6 +105,7 @@ class OwnAddresses:
         return not self.is_open or self._first_version != 4
 
     def to_announce(self) -> tuple[str, ...]:
+        """Return the addresses to announce, direct and relayed ones."""
         return to_announce(self.direct, self._relayed())
 
     def candidates(self) -> list[str]:

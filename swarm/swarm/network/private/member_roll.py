@@ -55,6 +55,7 @@ def rights_to_call(method: str) -> tuple[Right, ...]:
 
 
 def right_to_answer(method: str) -> Right:
+    """Return the right that a peer needs to answer `method`."""
     match method.partition(".")[0]:
         case "serving":
             return "serve"
@@ -111,6 +112,7 @@ class MemberRoll:
             raise ConfigError(trouble, remedy=REMEDY)
 
     def greeting(self, hello: Hello) -> PrivateGreeting:
+        """Return the greeting that this node sends to a peer."""
         return PrivateGreeting(hello=hello, chain=self._chain, revocations=self.revocations)
 
     def take_in(self, peer_id: str, greeting: PrivateGreeting, now: float) -> None:
@@ -153,6 +155,7 @@ class MemberRoll:
         return member.rights if member is not None and member.holds(self._revoked, now) else frozenset()
 
     def has_ended(self, peer_id: str, now: float) -> bool:
+        """Return whether a peer was a member and is none any more."""
         member = self._members.get(peer_id)
         return member is not None and not member.holds(self._revoked, now)
 

@@ -123,6 +123,7 @@ class Reservations:
             self._note_change()
 
     async def changed(self) -> None:
+        """Wait until the reservations held, or `wanted`, may have changed."""
         await self._changed.wait()
 
     @property

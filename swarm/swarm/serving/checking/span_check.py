@@ -293,6 +293,7 @@ async def recompute(network: Network, model: ModelShape, peer_id: str, inputs: S
 
 
 def largest_logits(answer_NC: Floats) -> list[LargestLogits]:
+    """Parse the rows of largest logits."""
     num_top = answer_NC.shape[1] // 2
     return [
         LargestLogits(

@@ -257,6 +257,7 @@ class Engine:
         return True
 
     def submit(self, step: SequenceStep) -> None:
+        """Queue a step. Called by the step's sequence."""
         self._scheduler.add(step)
         self._ready.set()
 

@@ -72,6 +72,7 @@ class ServerBans:
         return tuple(ban for ban in self._bans.values() if ban.verdict.until > now)
 
     def peers(self, now: float) -> frozenset[str]:
+        """Return the servers that are banned at `now`."""
         return frozenset(ban.verdict.peer_id for ban in self.at(now))
 
     def lapse(self, now: float) -> frozenset[str]:
@@ -82,6 +83,7 @@ class ServerBans:
         return lapsed
 
     def unknown_to(self, known: Iterable[str], now: float) -> tuple[ServerBan, ...]:
+        """Return the bans of peers that are not among `known`."""
         held = frozenset(known)
         return tuple(ban for ban in self.at(now) if ban.verdict.peer_id not in held)
 

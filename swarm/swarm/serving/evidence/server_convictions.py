@@ -233,6 +233,7 @@ class ServerConvictions:
         self._taken[sender] = since_s, num + 1
 
     async def _listed_servers(self) -> frozenset[str]:
+        """Return the servers of the models that this node serves or uses."""
         return frozenset().union(*[await self._servers_of(model) for model in tuple(self._models)])
 
     async def _servers_of(self, model: str) -> frozenset[str]:
@@ -264,6 +265,7 @@ class ServerConvictions:
             logger.info("%s did not take evidence about a server: %s", peer_id, error)
 
     async def _ask(self, peer_id: str, model: str) -> None:
+        """Ask a server of `model` for its evidence, and take it."""
         request = ServerBansRequest(known=tuple(self.peers))
         try:
             async with (

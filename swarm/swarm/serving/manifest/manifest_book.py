@@ -95,6 +95,7 @@ class ManifestBook:
         self._warned_s = NewestItems[str, float](MAX_FAILED)
 
     def known(self, digest: bytes) -> PublishedManifest | None:
+        """Return the manifest with `digest` if the book has it."""
         if (published := self._known.pop(digest, None)) is not None:
             self._known[digest] = published
         return published

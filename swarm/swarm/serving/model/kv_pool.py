@@ -71,6 +71,7 @@ class KVPool:
 
     @property
     def page_bytes(self) -> int:
+        """Bytes of one page on all blocks."""
         return self.bytes_of_page(0, len(self._shapes))
 
     def bytes_of_page(self, start: int, end: int) -> int:

@@ -320,6 +320,7 @@ def weight_sizes(files: ModelFiles) -> dict[str, int]:
 
 
 def _tensor_sizes(files: ModelFiles) -> dict[str, int]:
+    """Return the number of values of each tensor of the checkpoint."""
     if (download := _read_download(files.directory)) is not None:
         return {name: int(num) for name, num in download["tensors"].items()}
     sizes: dict[str, int] = {}

@@ -214,6 +214,7 @@ class Span:
 
 
 def _kept(pieces: Sequence[SequenceRows]) -> list[int]:
+    """Return the rows whose logits are wanted."""
     rows: list[int] = []
     after = 0
     for piece in pieces:
@@ -238,6 +239,7 @@ def _split(rows: Tensor, pieces: Sequence[SequenceRows], *, is_kept: bool = Fals
 
 
 def _rows(piece: SequenceRows) -> list[SequenceRows]:
+    """Return a piece for each row."""
     if piece.num_tokens == 1:
         return [piece]
     return [replace(piece, position=piece.position + row, num_tokens=1) for row in range(piece.num_tokens)]

@@ -99,6 +99,7 @@ def find_ways(span: Span, config: Any) -> tuple[bool, bool]:
 
 
 def _rows(span: Span, num_rows: int) -> Tensor:
+    """Return random rows of a batch."""
     generator = torch.Generator().manual_seed(0)
     if span.is_first:
         return torch.randint(span.vocab_size, (num_rows,), generator=generator).to(span.device)

@@ -110,6 +110,7 @@ class MultiplexedConnection:
         self._changed.set()
 
     def is_sending(self, key: SequenceKey) -> bool:
+        """Return whether a frame of the sequence waits to be sent."""
         return key in self._queue
 
     def forget_rows(self, key: SequenceKey) -> None:
@@ -124,10 +125,12 @@ class MultiplexedConnection:
             raise self.error.with_traceback(None)
 
     def end(self) -> None:
+        """End the connection once the queue is sent."""
         self._is_ending = True
         self._changed.set()
 
     def fail(self, error: SwarmError) -> None:
+        """End the connection now."""
         if self.error is not None:
             return
         self.error = error

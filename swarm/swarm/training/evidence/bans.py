@@ -61,6 +61,7 @@ class Bans:
         self._bans: dict[str, Ban] = {}
 
     def is_news(self, peer: str, step: int) -> bool:
+        """Return whether a lie of `peer` at `step` would ban it, or extend its ban."""
         return peer not in self._bans or (self._bans[peer].until is not None and step > self._bans[peer].verdict.step)
 
     def has_room_for(self, peer: str, size: int, known: Collection[str]) -> bool:
@@ -89,6 +90,7 @@ class Bans:
         return tuple(ban for ban in self._bans.values() if ban.holds_at(step))
 
     def peers(self, step: int) -> frozenset[str]:
+        """Return the peers that are banned in the round of outer step `step`."""
         return frozenset(ban.verdict.peer_id for ban in self.at(step))
 
     def lapse(self, step: int) -> frozenset[str]:
@@ -109,4 +111,5 @@ class Bans:
 
 
 def how_long(until: int | None) -> str:
+    """Return the end of a ban in words."""
     return "for good" if until is None else f"until outer step {until}"

@@ -99,6 +99,7 @@ class Convictions:
 
     @property
     def peers(self) -> frozenset[str]:
+        """Return the peers that are banned in the next round."""
         return self._bans.peers(self._step)
 
     def is_news(self, peer: str, step: int) -> bool:
@@ -162,11 +163,13 @@ class Convictions:
             self.heard.certificate(read, context.signatures.read_group(read.group, context.network.now()))
 
     async def lapse(self) -> frozenset[str]:
+        """Forget the bans that have ended, and return their peers."""
         lapsed = self._bans.lapse(self._step)
         await self._forget(lapsed)
         return lapsed
 
     def show(self, peers: Iterable[str]) -> None:
+        """Send all evidence to `peers`."""
         for ban in self.bans:
             self._send(ban.data, ban.verdict.peer_id, ban.verdict.step, peers)
 

@@ -94,6 +94,7 @@ class SeveralDevices:
 
     @property
     def pids(self) -> tuple[int, ...]:
+        """The process ids of the workers."""
         return tuple(worker.process.pid or 0 for worker in self._workers)
 
     def load(self, theta_N: Tensor) -> None:
@@ -126,6 +127,7 @@ class SeveralDevices:
         self._ask("release_gradient", [()] * len(self._local.devices))
 
     def loss(self, theta_N: Tensor, x_VT: Tensor) -> float:
+        """Return the sum of the losses."""
         self._layout.require(theta_N)
         shares = torch.tensor_split(x_VT, len(self._local.devices))
         firsts = self._to_first(theta_N)
@@ -173,6 +175,7 @@ class SeveralDevices:
         return [(values.numpy() if rank == 0 else None,) for rank in range(len(self._local.devices))]
 
     def _ask(self, name: str, arguments: Sequence[tuple[Any, ...]], limit_s: float = ANSWER_S) -> list[Any]:
+        """Call `name` in all workers, each with its own arguments."""
         return self._exchange(name, list(zip(self._workers, arguments, strict=bool(self._workers))), limit_s)
 
     def _ask_first(self, name: str, *arguments: Any) -> Any:

@@ -329,6 +329,7 @@ class VoteCalls:
             self._background.create_task(self.send(peer, data, vote.attempt), name=f"vote to {short_id(peer)}")
 
     async def send(self, peer: str, vote: bytes, attempt: int) -> None:
+        """Send a signed vote of `attempt` to `peer`."""
         context, lost = self._context, None
         try:
             reply = await context.network.call(peer, context.methods.vote, vote, timeout_s=CALL_TIMEOUT_S)

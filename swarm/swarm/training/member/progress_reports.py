@@ -262,6 +262,7 @@ class MemberReports:
         self.on_event(RoundAborted(**shared_fields(notice, RoundAborted)))
 
     def convicted(self, ban: Ban) -> None:
+        """Report that evidence has convicted a member."""
         self.on_event(MemberConvicted(until=ban.until, **shared_fields(ban.verdict, MemberConvicted)))
 
     def late(self, event: ContributionLate) -> None:

@@ -108,6 +108,7 @@ class RoundService:
         return self.driver.group if self.driver is not None else ()
 
     def _is_member(self, peer: str) -> bool:
+        """Return whether `peer` is a member of the state, or of this member's group."""
         return peer in self._context.replica.roster or peer in self._group()
 
     async def _on_standing(self, peer: str, request: bytes) -> bytes:

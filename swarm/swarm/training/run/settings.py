@@ -120,15 +120,18 @@ def number(default: float, limits: tuple[float, float], about: str, *, implied: 
 
 
 def choice(default: str, options: Sequence[str], about: str, *, implied: Any = _UNSET) -> Any:
+    """Declare a setting that is one of `options`."""
     remedy = f"use {' or '.join(options)}" if len(options) == 2 else f"use one of {', '.join(options)}"
     return setting(default, about, lambda value: value in options, remedy, implied=implied)
 
 
 def flag(default: bool, about: str, *, implied: Any = _UNSET) -> Any:
+    """Declare a setting that is true or false."""
     return setting(default, about, lambda value: isinstance(value, bool), "use true or false", implied=implied)
 
 
 def free_table(name: str, default: Mapping[str, Any], about: str) -> Any:
+    """Declare the table `name`, which may have any keys."""
     remedy = f"write its keys below a line [{name}]"
     return field(
         default_factory=lambda: default, metadata=describe(about, lambda value: isinstance(value, Mapping), remedy)

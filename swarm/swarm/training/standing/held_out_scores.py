@@ -49,6 +49,7 @@ class HeldOutScore:
         check_int(self.num_measured, "num_measured", low=1, high=MEMORY)
 
     def with_effect(self, effect: int) -> HeldOutScore:
+        """Return the score after one more effect."""
         num_measured = min(self.num_measured + 1, MEMORY)
         value = self.value + (effect - self.value) // num_measured
         return HeldOutScore(peer_id=self.peer_id, value=value, num_measured=num_measured)

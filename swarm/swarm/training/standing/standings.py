@@ -102,6 +102,7 @@ class TrainerStandings:
     register: Register = field(default_factory=Register)
 
     def is_new(self, peer: str) -> bool:
+        """Return whether the state does not know `peer`."""
         return peer not in self.known and peer not in self.register.credits
 
     def steps_left(self, peer: str, grant: Grant | None = None) -> int:

@@ -110,6 +110,7 @@ class RunSignatures:
         )
 
     def admits(self, *peers: str) -> bool:
+        """Return whether the run allows all of `peers` to be members."""
         return not self.admission or set(peers) <= set(self.admission)
 
     def sign_group(self, group: Group, now: float, sequence: int = 0) -> SignedGroup:

@@ -138,6 +138,7 @@ class CertificateHistory:
         return tuple(link.certificate for link in self._links)
 
     def since(self, outer_step: int) -> tuple[Proof, ...]:
+        """Return the links to the states of `outer_step` and later."""
         return tuple(link for link in self._links if link.outer_step >= outer_step)
 
     def contradicts(self, place: tuple[int, int, int], state_digest: bytes) -> bool:
@@ -153,6 +154,7 @@ class CertificateHistory:
         return is_late and self.contradicts(link.rank[:3], link.outcome.state_digest)
 
     def add(self, links: Iterable[Proof]) -> None:
+        """Add checked `links`."""
         known = {link.rank for link in self._links}
         new = {link.rank: link for link in links if link.rank not in known}
         self._links = sorted((*self._links, *new.values()), key=lambda link: link.rank)

@@ -170,6 +170,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, *, keep: int = 2, keep
 
 
 def is_kept(outer_step: int, keep_every: int) -> bool:
+    """Return whether the checkpoint of `outer_step` is kept permanently."""
     return keep_every > 0 and outer_step % keep_every == 0
 
 
@@ -209,6 +210,7 @@ def load_newest(folder: Path) -> Checkpoint | None:
 
 
 def write_remedy(error: Exception) -> str:
+    """Return the remedy for a write that failed with `error`."""
     return "make it writable for this user" if isinstance(error, OSError) and error.errno not in _FULL else _FREE
 
 

@@ -191,6 +191,7 @@ class LeaseStripe:
 
 
 def trainers_of(stripes: tuple[LeaseStripe, ...]) -> set[str]:
+    """Return all peers with a lease for any interval."""
     return {peer for stripe in stripes for peer in stripe.roster}
 
 

@@ -152,6 +152,7 @@ class Replica:
         return slice(self._bounds[index], self._bounds[index + 1])
 
     def leased(self, step: int) -> tuple[str, ...]:
+        """Return the trainers that have a lease for interval `step`."""
         stripes = self.current.manifest.stripes
         return stripes[index_of(step, len(stripes))].roster
 
@@ -208,6 +209,7 @@ class Replica:
         self._parts[origin_digest] = parts
 
     async def make_state(self, executor: Executor, proposal: Proposal) -> ReplicaState:
+        """Return the state that `proposal` makes of the committed state."""
         return await in_executor(executor, self._compute_state, self.current, proposal)
 
     async def find_or_make(self, executor: Executor, proof: Proof) -> ReplicaState | None:

@@ -215,6 +215,7 @@ class Download:
                 self._assembly.put(index, data)
 
     async def _fetch_all(self, schedule: ChunkSchedule, num_donors: int) -> None:
+        """Fetch until no chunk is missing or no donor is left."""
         timeout_s = CHUNK_TIMEOUT_S * num_donors
         now = asyncio.get_running_loop().time
         under_way: dict[asyncio.Task[str], tuple[str, int]] = {}

@@ -258,6 +258,7 @@ class _Pages:
         return "run.html", {
             "detail": detail,
             "run": detail.run,
+            "admission_words": wording.ADMISSION_WORDS,
             "join": _join_command(self._source.overview().join_command, detail),
             "loss": charts.curve(
                 [step.loss for step in detail.steps],

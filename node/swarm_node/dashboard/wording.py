@@ -20,6 +20,22 @@ from swarm_node.formatting import MINUTE_S, plain, plural
 UNKNOWN = Markup('<span class="none"><span aria-hidden="true">–</span><span class="unseen">not known</span></span>')
 MAX_NAME_CHARS = 48
 
+ADMISSION_WORDS = (
+    (
+        "Endorsement",
+        "The author's signed statement that a committed state is part of the run's history; a node without a state "
+        "begins at the newest one",
+    ),
+    (
+        "Proved step",
+        "An outer step whose certificate this dashboard has checked: the votes of two thirds of the group's members "
+        "whose votes count",
+    ),
+    ("Probation", "The outer steps that a newcomer of an open run has to contribute to before it counts fully"),
+    ("To count fully", "To be past probation: the member's vote counts, and its work has its whole weight"),
+)
+"""The terms that a run's page explains where it uses them."""
+
 GLOSSARY = (
     (
         "Machines",
@@ -58,8 +74,7 @@ GLOSSARY = (
             ("Digest", "A short name that follows from data: members with equal digests hold equal weights"),
             ("Loss", "How badly the model predicts the next token, in nats; lower is better"),
             ("Held-out loss", "The loss on data that nobody trains on"),
-            ("Endorsement", "The author's signed statement that a committed state is part of the run's history"),
-            ("Probation", "The outer steps that a newcomer of an open run has to contribute to before it counts fully"),
+            *ADMISSION_WORDS,
             ("Ban", "The exclusion of a member from the rounds of a run, because evidence proves that it lied"),
         ),
     ),

@@ -231,7 +231,7 @@ def test_run_explains_its_words_as_the_glossary_does(client: TestClient, source:
     glossary = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text()
     for word in ("endorsement", "probation"):
         (meaning,) = [line.split(" | ")[1] for line in glossary.splitlines() if line.startswith(f"| {word} |")]
-        explained = dict(words)[word.capitalize()].casefold()
+        explained = unescape(dict(words)[word.capitalize()]).casefold()
         assert explained.startswith(meaning.partition(";")[0].casefold())
 
 

@@ -8,6 +8,7 @@ import pytest
 from support.plain_records import node_record
 from swarm_node.dashboard.view_builder import counted, node_view
 from swarm_node.formatting import REACHES, name_cell, path_counts, reach, round_trip
+from swarm_node.network_snapshot import Listed, NetworkSnapshot
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/1"
 PRIVATE = ["/ip4/10.1.2.3/tcp/1", "/ip4/172.31.0.1/udp/1/quic-v1", "/ip6/fd00::7/tcp/1", "/ip4/100.64.0.9/tcp/1"]
@@ -49,7 +50,8 @@ def test_paths_without_a_peer_are_left_out_of_counts() -> None:
 
 def test_dashboard_counts_local_nodes_separately_from_public_ones() -> None:
     record = replace(node_record("here"), addrs=(LOOPBACK,), reachability="public")
-    view = node_view("peer", record)
+    snapshot = NetworkSnapshot(at=0.0, nodes=Listed(records={"peer": record}, ages_s={}), models={}, runs={})
+    view = node_view("peer", snapshot, {"peer": "here"})
     assert view.reachability == "this machine only"
     _, by_reachability = counted([view])
     assert by_reachability == {**dict.fromkeys(REACHES, 0), "this machine only": 1}

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +28,7 @@ from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_STEPS, Turnover
 from swarm_node.dashboard.history.recorder import PresenceFact, SamplesFact
 from swarm_node.dashboard.history.store import sqlite_file, url_of
-from swarm_node.dashboard.model_views import current_view, server_view
+from swarm_node.dashboard.model_views import server_view
 from swarm_node.dashboard.run_follower import FetchRun, RunFollower
 from swarm_node.dashboard.run_views import (
     RunFacts,
@@ -41,7 +42,7 @@ from swarm_node.dashboard.run_views import (
 from swarm_node.dashboard.view_builder import (
     ChangeLog,
     SnapshotViews,
-    ViewBuilder,
+    build_views,
     series_samples,
     turnover_counts,
     unique_names,
@@ -151,8 +152,8 @@ class Collector:
         self._earlier_runs: dict[str, RunView] | None = None  # of earlier dashboards; None until the history answers
         self._recalling: asyncio.Task[None] | None = None
         self._snapshot = NetworkSnapshot(at=network.now(), nodes=Listed(records={}, ages_s={}), models={}, runs={})
-        self._builder = ViewBuilder(network.network_id, peers)
-        self._views = self._builder.build(self._snapshot, (), {})
+        self._build = partial(build_views, peers=peers, network_id=network.network_id)
+        self._views = self._build(self._snapshot, (), {}, publishers={}, convicted={}, unreachable={})
         self._nodes = ListedNodes()
         self._overview = self._views.overview
         self._publish("the network's records have not been read yet")
@@ -186,7 +187,13 @@ class Collector:
         publishers = await self._learn(snapshot)
         unreachable = {name: self.unreachable(listed.ages_s) for name, listed in snapshot.models.items()}
         views = await asyncio.to_thread(
-            self._builder.build, snapshot, facts, names, publishers, self._convicted, unreachable
+            self._build,
+            snapshot,
+            facts,
+            names,
+            publishers=publishers,
+            convicted=self._convicted,
+            unreachable=unreachable,
         )
         self._nodes.take(views.nodes, snapshot.at, names)
         self._snapshot, self._views = snapshot, views
@@ -317,12 +324,7 @@ class Collector:
             tokens_trained=total.tokens,
             rounds=total.rounds,
             serving=tuple(
-                current_view(
-                    server_view(peer_id, listed.records[peer_id]),
-                    self._nodes.names,
-                    listed.age_s(peer_id),
-                    self._convicted.get(peer_id),
-                )
+                server_view(peer_id, listed, self._nodes.names, self._convicted)
                 for _, listed in sorted(self._snapshot.models.items())
                 if peer_id in listed.records
             ),

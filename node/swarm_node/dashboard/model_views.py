@@ -3,10 +3,9 @@ chains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
-from typing import Generic, TypeVar
 
 import numpy as np
 from swarm.router.revisions import Revision, revisions
@@ -23,37 +22,10 @@ MAX_CHAINS = 4
 
 MAX_OTHER_REVISIONS = 8
 
-R = TypeVar("R")
-V = TypeVar("V")
-
 Names = Mapping[str, str]
 """Printable names of nodes, by peer id."""
 
-NOBODY: Mapping[str, str] = {}
-
 Spans = tuple[tuple[int, int], ...]
-
-
-class RecordMemo(Generic[R, V]):
-    """Caches what was made from each peer's record until the record changes, which is about twice a minute.
-
-    Membership returns the same object for a record that it has already read.
-    """
-
-    def __init__(self, make: Callable[[str, R], V]) -> None:
-        self._make = make
-        self._made: dict[str, tuple[R, V]] = {}
-
-    def views(self, records: Mapping[str, R]) -> dict[str, V]:
-        """Return the views by peer id, and drop those of peers that are not in `records`."""
-        before = self._made
-        self._made = {
-            peer_id: made
-            if (made := before.get(peer_id)) is not None and made[0] is record
-            else (record, self._make(peer_id, record))
-            for peer_id, record in records.items()
-        }
-        return {peer_id: view for peer_id, (_, view) in self._made.items()}
 
 
 def model_detail(
@@ -61,17 +33,16 @@ def model_detail(
     listed: Listed[ServeRecord],
     names: Names,
     rtts_ms: Mapping[str, float],
-    memo: RecordMemo[ServeRecord, ServerView],
-    publishers: Mapping[bytes, str],
     *,
-    convicted: Mapping[str, str] = NOBODY,
-    unreachable: Collection[str] = (),
+    publishers: Mapping[bytes, str],
+    convicted: Mapping[str, str],
+    unreachable: Collection[str],
 ) -> ModelDetail | None:
     """Return the views of the model's best served revision, or None if nobody serves any of it.
 
-    `memo` caches the `server_view` of each record. `publishers` maps manifest digests to peer ids. `convicted` maps
-    convicted servers to what they are convicted of: they are listed but not counted, since clients that hold the
-    evidence avoid them. Nor are the `unreachable` ones, which a gateway here failed to reach.
+    `publishers` maps manifest digests to peer ids. `convicted` maps convicted servers to what they are convicted of:
+    they are listed but not counted, since clients that hold the evidence avoid them. Nor are the `unreachable` ones,
+    which a gateway here failed to reach.
     """
     not_counted = {*convicted, *unreachable}
     found = revisions(listed.records, not_counted)
@@ -103,8 +74,7 @@ def model_detail(
         publisher=publishers.get(found[0].manifest),
     )
     views = (
-        current_view(each, names, listed.age_s(peer_id), convicted.get(peer_id), is_unreachable=peer_id in unreachable)
-        for peer_id, each in memo.views(all_servers).items()
+        server_view(peer_id, listed, names, convicted, unreachable=peer_id in unreachable) for peer_id in all_servers
     )
     return ModelDetail(
         model=view,
@@ -123,27 +93,23 @@ def _other_revisions(found: Sequence[Revision]) -> tuple[RevisionView, ...]:
     return tuple(others[:MAX_OTHER_REVISIONS])
 
 
-def server_view(peer_id: str, record: ServeRecord) -> ServerView:
-    """Return the view of a server, as far as it changes only with its record."""
+def server_view(
+    peer_id: str, listed: Listed[ServeRecord], names: Names, convicted: Mapping[str, str], *, unreachable: bool = False
+) -> ServerView:
+    """Return the view of one of the `listed` servers."""
+    record = listed.records[peer_id]
     moves = record.next_end > 0
     return ServerView.of(
         record,
         peer_id=peer_id,
-        name=short_id(peer_id),
+        name=names.get(peer_id) or short_id(peer_id),
         model=shown(record.model),
         next_start=record.next_start if moves else None,
         next_end=record.next_end if moves else None,
-        age_s=0.0,
+        age_s=listed.age_s(peer_id),
+        convicted=convicted.get(peer_id),
+        unreachable=unreachable,
     )
-
-
-def current_view(
-    view: ServerView, names: Names, age_s: float, convicted: str | None = None, *, is_unreachable: bool = False
-) -> ServerView:
-    """Return `view` with what changes from snapshot to snapshot."""
-    name = names.get(view.peer_id) or view.name
-    changes = {"name": name, "age_s": age_s, "convicted": convicted, "unreachable": is_unreachable}
-    return view.model_copy(update=changes)
 
 
 def _words(servers: Mapping[str, ServeRecord], missing: Spans, replicas: Sequence[int]) -> str:

@@ -15,10 +15,11 @@ from swarm.network.memory import memory_network
 from swarm.network.memory.memory_network import MemoryInternet
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
+from swarm_node.dashboard import view_builder
 from swarm_node.dashboard.checkpoints import check_folder
 from swarm_node.dashboard.collector import Collector, check_history, running_collector
 from swarm_node.dashboard.history.store import HistoryError
-from swarm_node.dashboard.view_builder import SETTLE_S, ViewBuilder, unique_names
+from swarm_node.dashboard.view_builder import SETTLE_S, unique_names
 from swarm_node.dashboard.views import ModelView, PathView
 from swarm_node.settings.config import Config
 from swarm_protocol import limits
@@ -478,7 +479,7 @@ async def test_collector_goes_on_after_a_bug_in_making_views(found: World) -> No
     await found.join("alder")
     await asyncio.sleep(5)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ViewBuilder, "build", _broken)
+        patch.setattr(view_builder, "counted", _broken)
         await asyncio.sleep(5)
         assert "failed to read the network's records" in (found.collector.overview().stale or "")
         assert found.collector.overview().num_nodes == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.plain_records import serve_record
 from swarm.router.routing import DEFAULT_RTT_MS
-from swarm_node.dashboard.model_views import RecordMemo, model_detail, server_view
+from swarm_node.dashboard.model_views import model_detail
 from swarm_node.network_snapshot import Listed
 from swarm_protocol.identity import Identity
 from swarm_protocol.manifest_messages import manifest_revision
@@ -32,7 +32,7 @@ def test_chain_names_the_assumed_time_of_links_without_a_measured_round_trip(
     }
     known = {PEERS[each]: ms for each, ms in rtts_ms.items()}
     listed = Listed(records=servers, ages_s=dict.fromkeys(servers, 0.0))
-    detail = model_detail("tiny", listed, {}, known, RecordMemo(server_view), {})
+    detail = model_detail("tiny", listed, {}, known, publishers={}, convicted={}, unreachable=())
     assert detail is not None
     [chain] = detail.chains
     assert chain.assumed_ms == num_ways * DEFAULT_RTT_MS / 2
@@ -42,7 +42,7 @@ def test_chain_names_the_assumed_time_of_links_without_a_measured_round_trip(
 def test_convicted_server_is_marked_and_does_not_count() -> None:
     servers = {PEERS["a"]: serve_record(0, 4), PEERS["b"]: serve_record(0, 2)}
     listed = Listed(records=servers, ages_s={})
-    detail = model_detail("tiny", listed, {}, {}, RecordMemo(server_view), {}, convicted={PEERS["a"]: "lied"})
+    detail = model_detail("tiny", listed, {}, {}, publishers={}, convicted={PEERS["a"]: "lied"}, unreachable=())
     assert detail is not None
     assert {server.peer_id: server.convicted for server in detail.servers} == {PEERS["a"]: "lied", PEERS["b"]: None}
     assert (detail.model.num_servers, detail.model.health, detail.model.missing) == (1, "incomplete", ((2, 4),))
@@ -57,23 +57,7 @@ def test_model_is_shown_with_its_publisher_once_its_manifest_is_known(*, is_know
     for record, expected in ((published, digest.hex()), (made_up, None), (serve_record(0, 4), None)):
         listed = Listed(records={PEERS["a"]: record}, ages_s={})
         known = {digest: publisher} if is_known else {}
-        detail = model_detail("tiny", listed, {}, {}, RecordMemo(server_view), known)
+        detail = model_detail("tiny", listed, {}, {}, publishers=known, convicted={}, unreachable=())
         assert detail is not None
         assert detail.model.manifest == expected
         assert detail.model.publisher == (publisher if is_known and expected else None)
-
-
-def test_memo_makes_a_view_again_only_for_another_record() -> None:
-    asked: list[str] = []
-
-    def make(peer_id: str, record: list[int]) -> int:
-        asked.append(peer_id)
-        return sum(record)
-
-    memo, ann, bob = RecordMemo(make), [1], [2]
-    assert memo.views({"ann": ann, "bob": bob}) == {"ann": 1, "bob": 2}
-    assert memo.views({"ann": ann, "bob": [2, 3]}) == {"ann": 1, "bob": 5}
-    assert asked == ["ann", "bob", "bob"]
-    assert memo.views({}) == {}
-    assert memo.views({"ann": ann}) == {"ann": 1}
-    assert asked == ["ann", "bob", "bob", "ann"], "a server that was away must not be kept"

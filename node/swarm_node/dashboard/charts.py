@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
+
+from swarm_node.dashboard.views import PresenceView
 
 WIDTH = HEIGHT = 100.0
 NUM_TICKS = 4
@@ -152,13 +154,13 @@ def columns(replicas: Sequence[int]) -> tuple[BarSegment, ...]:
     return tuple(drawn)
 
 
-def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds: float) -> tuple[BarSegment, ...]:
+def presence(times: Iterable[PresenceView], *, now: float, seconds: float) -> tuple[BarSegment, ...]:
     """Return a node's times of presence in the last `seconds`, each wide enough to be seen."""
     begin = now - seconds
     segments: list[BarSegment] = []
-    for since, until in times:
-        left = min(max((since - begin) / seconds, 0.0), 1.0) * WIDTH
-        right = min(max(((now if until is None else until) - begin) / seconds, 0.0), 1.0) * WIDTH
+    for one in times:
+        left = min(max((one.since - begin) / seconds, 0.0), 1.0) * WIDTH
+        right = min(max(((now if one.until is None else one.until) - begin) / seconds, 0.0), 1.0) * WIDTH
         if right > left:
             width = max(right - left, 0.3)
             segments.append(BarSegment(x=min(left, WIDTH - width), width=width, kind="good"))
@@ -168,10 +170,5 @@ def presence(times: Iterable[tuple[float, float | None]], *, now: float, seconds
 def runs_of(replicas: Sequence[int]) -> tuple[tuple[int, int, int], ...]:
     """Group neighbouring blocks that have equally many servers, as `(start, end, replicas)`: the text version of the
     columns."""
-    found: list[tuple[int, int, int]] = []
-    for block, value in enumerate(replicas):
-        if found and found[-1][2] == value:
-            found[-1] = (found[-1][0], block + 1, value)
-        else:
-            found.append((block, block + 1, value))
-    return tuple(found)
+    ends = [end for end, (one, following) in enumerate(pairwise((*replicas, None)), 1) if one != following]
+    return tuple((start, end, replicas[start]) for start, end in pairwise((0, *ends)))

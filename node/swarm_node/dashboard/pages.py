@@ -24,7 +24,7 @@ from swarm.network.multiaddr import is_loopback
 
 from swarm_node.dashboard import charts, wording
 from swarm_node.dashboard.views import NodeView, RunDetail, ViewSource
-from swarm_node.formatting import DAY_S, path_counts, plain, plural, whole_mebibytes
+from swarm_node.formatting import path_counts, plain, plural, whole_mebibytes
 from swarm_node.settings.parsers import is_run_id
 
 HEADERS = {
@@ -42,14 +42,15 @@ KINDS = {
 ROWS = 50
 STEP_ROWS = 15
 """Rows of a table on one page. The next pages have the others."""
-CARDS = 12
-"""Models or runs that the overview shows as cards. Others are listed by name."""
-MAX_LISTED = 400
-PRESENCE_S = 30 * DAY_S
 MAX_RENDERED = 256
 """Maximum number of rendered pages, which are kept for one second."""
 MAX_QUERY_CHARS = 64
 MAX_NAME_IN_URL = 512
+FILTERS = (
+    *("ago", "clock", "count", "doing", "duration", "effect", "iso", "loss", "named", "num_bytes", "number"),
+    *("round_trip", "share", "until"),
+)
+"""The functions of `wording` that templates use as filters."""
 SORTS: Mapping[str, Callable[[NodeView], Any]] = {
     "name": lambda node: (wording.named(node.name, node.peer_id).casefold(), node.peer_id),
     "speed": lambda node: -(node.decode_tokens_per_s or 0.0),
@@ -93,31 +94,21 @@ def static_files() -> dict[str, Body]:
 
 @dataclass(frozen=True, slots=True)
 class Paged(Generic[T]):
-    """One page of a table: its rows, and their place among all."""
+    """One page of a table: its rows, and their place among all. Earlier pages have `num_before` rows."""
 
     rows: Sequence[T]
     page: int
-    size: int
+    num_pages: int
+    num_before: int
     total: int
-
-    @property
-    def num_pages(self) -> int:
-        return max(1, -(-self.total // self.size))
-
-    @property
-    def first(self) -> int:
-        return (self.page - 1) * self.size + 1 if self.total else 0
-
-    @property
-    def last(self) -> int:
-        return max(self.first + len(self.rows) - 1, 0)
 
 
 def paged(rows: Sequence[T], asked: str | None, size: int = ROWS) -> Paged[T]:
     """Return the requested page, or the nearest that exists."""
-    last = max(1, -(-len(rows) // size))
-    page = min(max(int(asked), 1), last) if asked and asked.isdecimal() and len(asked) < 7 else 1
-    return Paged(rows[(page - 1) * size : page * size], page, size, len(rows))
+    num_pages = max(1, -(-len(rows) // size))
+    page = min(max(int(asked), 1), num_pages) if asked and asked.isdecimal() and len(asked) < 7 else 1
+    num_before = (page - 1) * size
+    return Paged(rows[num_before : num_before + size], page, num_pages, num_before, len(rows))
 
 
 Content = tuple[str, dict[str, Any]] | None
@@ -127,7 +118,7 @@ Content = tuple[str, dict[str, Any]] | None
 def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
     """Return the routes of the pages and of `/static/…`. `has_chat` means that a gateway shares the server."""
     pages = _Pages(source, has_chat=has_chat)
-    routes = APIRouter(include_in_schema=False)
+    routes = APIRouter()
     found = [
         ("/", pages.overview),
         ("/nodes", pages.nodes),
@@ -137,15 +128,19 @@ def router(source: ViewSource, has_chat: bool = False) -> APIRouter:
         ("/glossary", pages.glossary),
         *([("/try", pages.chat)] if has_chat else []),
     ]
-    for section in ("models", "runs"):
-        for path in (f"/{section}", f"/{section}/"):
-            endpoint = pages.section(section)
-            routes.add_api_route(path, endpoint, methods=["GET", "HEAD"], response_model=None)
+    for path in ("/models", "/models/", "/runs", "/runs/"):
+        routes.add_route(path, section)
     for path, content in found:
-        routes.add_api_route(path, pages.endpoint(content), methods=["GET", "HEAD"], response_model=None)
-    routes.add_api_route("/static/{name:path}", pages.static, methods=["GET", "HEAD"], response_model=None)
-    routes.add_api_route("/{name:path}", pages.unknown, methods=["GET", "HEAD"], response_model=None)
+        routes.add_route(path, pages.endpoint(content))
+    routes.add_route("/static/{name:path}", pages.static)
+    routes.add_route("/{name:path}", pages.unknown)
     return routes
+
+
+async def section(request: Request) -> Response:
+    """Redirect `/models` or `/runs` to that section of the overview."""
+    _check_reads_pages(request)
+    return RedirectResponse(f"/#{request.url.path.strip('/')}", headers=HEADERS)
 
 
 @dataclass(slots=True)
@@ -179,21 +174,10 @@ class _Pages:
 
         return answer
 
-    async def static(self, request: Request, name: str) -> Response:
+    async def static(self, request: Request) -> Response:
         """Return a file by its name alone, so that no path can leave the directory."""
-        body = self._static.get(name)
-        if body is None:
-            return self._missing(request, "This file").answer(request)
+        body = self._static.get(request.path_params["name"]) or self._missing(request, "This file")
         return body.answer(request)
-
-    def section(self, name: str) -> Callable[[Request], Any]:
-        """Return an endpoint that redirects `/models` or `/runs` to that section of the overview."""
-
-        async def answer(request: Request) -> Response:
-            _check_reads_pages(request)
-            return RedirectResponse(f"/#{name}", headers=HEADERS)
-
-        return answer
 
     async def unknown(self, request: Request) -> Response:
         """Answer 404: with a page for browsers, with JSON for programs."""
@@ -224,21 +208,15 @@ class _Pages:
         return Body.of(html.encode(errors="replace"), "text/html; charset=utf-8", status)
 
     async def overview(self, _request: Request) -> Content:
-        overview = self._source.overview()
-        state, headline = wording.verdict(overview)
+        join_words = self._source.overview().join_command.split()
         return "overview.html", {
-            "verdict": state,
-            "headline": headline,
-            "situation": wording.situation(overview),
-            "joins_here_only": any(is_loopback(word) for word in overview.join_command.split() if word[0] == "/"),
+            "joins_here_only": any(is_loopback(word) for word in join_words if word[0] == "/"),
             "activity": [
                 (what, curve)
                 for what, name in (("answered", "tokens_per_s"), ("trained", "training_tokens_per_s"))
                 if (series := await self._source.series(name, 24))
                 and (curve := charts.curve(series.values, from_zero=True))
             ],
-            "max_cards": CARDS,
-            "max_listed": MAX_LISTED,
         }
 
     async def model(self, request: Request) -> Content:
@@ -258,7 +236,6 @@ class _Pages:
         return "run.html", {
             "detail": detail,
             "run": detail.run,
-            "admission_words": wording.ADMISSION_WORDS,
             "join": _join_command(self._source.overview().join_command, detail),
             "loss": charts.curve(
                 [step.loss for step in detail.steps],
@@ -290,10 +267,10 @@ class _Pages:
         detail = await self._source.node(_name(request))
         if detail is None:
             return None
-        return "node.html", {"detail": detail, "node": detail.node, "history_s": PRESENCE_S}
+        return "node.html", {"detail": detail, "node": detail.node}
 
     async def glossary(self, _request: Request) -> Content:
-        return "glossary.html", {"glossary": wording.GLOSSARY}
+        return "glossary.html", {}
 
     async def chat(self, _request: Request) -> Content:
         return "try.html", {}
@@ -357,13 +334,14 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    wording_filters = (
-        *(wording.ago, wording.clock, wording.count, wording.doing, wording.in_url, wording.iso),
-        *(wording.loss, wording.named, wording.num_bytes, wording.number, plain, wording.share),
-        *(wording.effect, wording.duration, wording.round_trip, wording.until, path_counts, whole_mebibytes, _safe_url),
-    )
     environment.filters.update(
-        {"counted": plural} | {function.__name__.strip("_"): function for function in wording_filters}
+        {name: getattr(wording, name) for name in FILTERS},
+        counted=plural,
+        in_url=wording.in_url,
+        path_counts=path_counts,
+        plain=plain,
+        safe_url=_safe_url,
+        whole_mebibytes=whole_mebibytes,
     )
-    environment.globals.update(charts=charts, UNKNOWN=wording.UNKNOWN)
+    environment.globals.update(charts=charts, wording=wording, glossary=wording.GLOSSARY)
     return environment

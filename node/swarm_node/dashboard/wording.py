@@ -7,7 +7,7 @@ None means "not known" and is written as a dash, which a screen reader reads as 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from urllib.parse import quote
 
 from markupsafe import Markup
@@ -96,32 +96,23 @@ def count(value: int | None) -> str:
     return UNKNOWN if value is None else f"{value:,}"
 
 
-def loss(value: float | None) -> str:
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.3f}"
+def _or_unknown(write: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Return a function that writes finite numbers as `write` does, and UNKNOWN for others and for None."""
+    return lambda value: UNKNOWN if value is None or not math.isfinite(value) else write(value)
 
 
-def effect(value: float | None) -> str:
-    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:+.3f}"
+loss = _or_unknown("{:.3f}".format)
+effect = _or_unknown("{:+.3f}".format)
+num_bytes = _or_unknown(formatting.size)
+round_trip = _or_unknown(formatting.round_trip)
+duration = _or_unknown(formatting.duration)
+"""`static/wording.js` must give the same text."""
 
 
-def share(value: float | None) -> str:
+@_or_unknown
+def share(value: float) -> str:
     """Format a fraction as a percentage. Only a full share is 100 %."""
-    if value is None or not math.isfinite(value):
-        return UNKNOWN
     return "100 %" if value >= 1 else f"{math.floor(value * 1000) / 10:g} %"
-
-
-def num_bytes(value: float | None) -> str:
-    return UNKNOWN if value is None or not math.isfinite(value) else formatting.size(value)
-
-
-def duration(seconds: float | None) -> str:
-    """Format a duration as `formatting.duration` does. `static/wording.js` must give the same text."""
-    return UNKNOWN if seconds is None or not math.isfinite(seconds) else formatting.duration(seconds)
-
-
-def round_trip(rtt_ms: float | None) -> str:
-    return UNKNOWN if rtt_ms is None else formatting.round_trip(rtt_ms)
 
 
 def ago(seconds: float) -> str:

@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.dashboard_swarms import HOSTILE_NAMES, example_source
 from swarm_node.dashboard import charts, wording
+from swarm_node.dashboard.views import PresenceView
 from swarm_node.formatting import plain
 
 numbers = st.one_of(st.none(), st.floats(-1e12, 1e12), st.just(math.nan), st.just(math.inf))
@@ -157,9 +158,10 @@ def test_columns_show_a_block_without_a_server_over_the_whole_height() -> None:
 
 
 def test_presence_is_drawn_as_far_as_the_bar_goes() -> None:
-    drawn = charts.presence([(-900.0, 50.0), (90.0, None), (200.0, 300.0)], now=100.0, seconds=100.0)
+    times = [PresenceView(since=since, until=until) for since, until in ((-900, 50), (90, None), (200, 300))]
+    drawn = charts.presence(times, now=100.0, seconds=100.0)
     assert [(part.x, part.width) for part in drawn] == [(0, 50), (90, 10)]
-    [short] = charts.presence([(99.99, None)], now=100.0, seconds=100.0)
+    [short] = charts.presence([PresenceView(since=99.99, until=None)], now=100.0, seconds=100.0)
     assert (short.x, short.width) == (pytest.approx(99.7), 0.3), "a node that has just come is visible inside the bar"
 
 

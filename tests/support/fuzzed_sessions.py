@@ -29,7 +29,6 @@ from swarm.serving.session.session_actions import (
     Feed,
     FindServers,
     ForgetRows,
-    GrantHandover,
     OpenStage,
     PingServers,
     Repaired,
@@ -167,8 +166,6 @@ class SessionHistory:
                 self._send(self.messages.link(stage))
                 ack = LinkAck(sequence_id=stage.sequence_id, num_links=stage.link.num_updates, position=stage.num_run)
                 self._expected.append((stage, ack))
-            case GrantHandover():
-                self._send(self.messages.grant_handover(action))
             case CloseStage(stage):
                 self._send(self.messages.close(stage, 0))
                 if stage in self._attached:

@@ -30,7 +30,6 @@ from swarm.serving.session.session_actions import (
     FailureCause,
     Feed,
     FindServers,
-    GrantHandover,
     OpenStage,
     PingServers,
     Repaired,
@@ -312,8 +311,6 @@ class ToyWorld:
                     self.is_answered = not goes_on
                 case Fail(error):
                     self.error = error
-                case GrantHandover():
-                    pass
 
     def ping(self, action: PingServers) -> None:
         """Report later which servers did not answer at once."""

@@ -55,7 +55,6 @@ class Repair:
     old: Stage | None = None
     new: list[Stage] = field(default_factory=list)
     is_handover: bool = False
-    is_opening: bool = False
     may_hand_over: bool = True
     is_idle: bool = True
     has_searched_patiently: bool = False
@@ -83,13 +82,13 @@ class Repair:
 
     @property
     def is_ready(self) -> bool:
-        return self.is_opening and all(stage.opened for stage in self.new)
+        return bool(self.new) and all(stage.opened for stage in self.new)
 
     @property
     def awaited(self) -> Stage | None:
         """The stage that delays the repair: a new one that is not open yet, or the old one while it may pass on
         more."""
-        if not self.is_opening:
+        if not self.new:
             return None
         silent = next((stage for stage in self.new if not stage.opened), None)
         if silent is None and self.old is not None and self.old.link.is_pending:
@@ -109,15 +108,16 @@ class Repair:
         self.is_idle = False
         self.has_searched_patiently = self.is_patient
 
-    def found(self, new: Sequence[Stage], now_s: float) -> None:
-        """Record the stages on the servers that were found."""
+    def open(self, new: Sequence[Stage], now_s: float) -> None:
+        """Record the stages on the servers that were found, which are being opened from now on."""
         assert not self.new
         self.new = list(new)
-        self.is_opening = False
+        self.open_by_s = now_s + OPEN_S
         # the rows between several new stages are not known, so a handover to several would start from nothing
         self.is_handover = self.old is not None and self.may_hand_over and len(new) == 1
-        if self.is_handover:
+        if self.is_handover and self.old is not None:
             self.since_s = now_s
+            self.open_by_s += new[0].timer.expected_s(self.old.num_run)
 
     def failure(self, error: SwarmError) -> SwarmError:
         """Return the error for the caller after a search has ended with `error`: it names what led to the search."""
@@ -130,16 +130,9 @@ class Repair:
         error.__cause__ = self.error
         return error
 
-    def open(self, now_s: float) -> None:
-        """Record that the new stages are being opened from now on."""
-        self.is_opening = True
-        self.open_by_s = now_s + OPEN_S
-        if self.is_handover and self.old is not None:
-            self.open_by_s += max(stage.timer.expected_s(self.old.num_run) for stage in self.new)
-
     def abandon(self) -> list[Stage]:
         """Forget the new stages, and return them."""
-        stages, self.new, self.is_opening = self.new, [], False
+        stages, self.new = self.new, []
         return stages
 
     def opening_failed(self, error: SwarmError) -> None:

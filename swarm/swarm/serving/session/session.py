@@ -53,7 +53,6 @@ from swarm.serving.session.session_actions import (
     Feed,
     FindServers,
     ForgetRows,
-    GrantHandover,
     OpenStage,
     PingServers,
     Repaired,
@@ -226,8 +225,6 @@ class Session:
                 self._take_token(action)
             case UpdateLink(stage):
                 self._connections.send(stage, self._messages.link(stage))
-            case GrantHandover(stage):
-                self._connections.send(stage, self._messages.grant_handover(action))
             case OpenStage(stage):
                 self._opening[stage] = self._start(self._open_stage(action), name="open a sequence")
             case CloseStage(stage):

@@ -69,18 +69,11 @@ class FindServers:
 
 @dataclass(frozen=True, slots=True)
 class OpenStage:
-    """Ask the stage's server for a sequence. It takes over the sequence of `taken_over`, if that is not None."""
+    """Ask the stage's server for a sequence. It takes over the sequence of `taken_over`, if that is not None, whose
+    server is told first that this one may fetch the keys and values."""
 
     stage: Stage
     taken_over: Stage | None
-
-
-@dataclass(frozen=True, slots=True)
-class GrantHandover:
-    """Allow `to_peer_id` to fetch the keys and values of the stage's sequence."""
-
-    stage: Stage
-    to_peer_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +142,6 @@ class Fail:
 Action: TypeAlias = (
     FindServers
     | OpenStage
-    | GrantHandover
     | Feed
     | UpdateLink
     | CloseStage

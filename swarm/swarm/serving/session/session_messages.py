@@ -14,7 +14,6 @@ from swarm_protocol.limits import MAX_DRAFT_TEXT_TOKENS, PAGE_TOKENS
 from swarm_protocol.rows import INT8_BLOCK, TOKENS, Data, Rows, row_bytes
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import (
-    AllowHandover,
     AnswerTokens,
     CloseSequence,
     DraftText,
@@ -31,7 +30,7 @@ from swarm_protocol.session_frames import (
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.client_state import PrefixStore
 from swarm.serving.session.replay_buffer import ReplayBuffer
-from swarm.serving.session.session_actions import Feed, GrantHandover, OpenStage
+from swarm.serving.session.session_actions import Feed, OpenStage
 from swarm.serving.session.stage import Stage
 from swarm.serving.session.step_reports import StepReport
 from swarm.serving.wire.page_keys import PageKeyChain, root_key
@@ -184,9 +183,6 @@ class SessionMessages:
         return LinkUpdate(
             sequence_id=stage.sequence_id, previous=_ref(neighbours.upstream), next=_ref(neighbours.downstream)
         )
-
-    def grant_handover(self, action: GrantHandover) -> AllowHandover:
-        return AllowHandover(sequence_id=action.stage.sequence_id, to_peer_id=action.to_peer_id)
 
     def close(self, stage: Stage, commit_to: int) -> CloseSequence:
         """Return the frame that closes the sequence. If `commit_to` is not 0, the server signs its inputs and outputs

@@ -32,7 +32,6 @@ from swarm.serving.session.session_actions import (
     FailureCause,
     FindServers,
     ForgetRows,
-    GrantHandover,
     OpenStage,
     Repaired,
 )
@@ -92,13 +91,18 @@ class SessionState:
         return self._decide(now_s)
 
     def on_found(self, repair: Repair, new: Sequence[Stage], now_s: float) -> list[Action]:
-        if repair not in self.repairs:
+        if repair not in self.repairs or self.error is not None:
             return []
         if repair.straggler is not None and repair.error is not None:
             repair.straggler.stage.replace_from_s = now_s
             self._actions.append(AvoidPeer(repair.lost_peer, repair.error, FailureCause.SLOW))
-        repair.found(new, now_s)
+        repair.open(new, now_s)
         self.pipeline.buffers.add(stage.start for stage in new)
+        self._expect_opening()
+        for stage in new:
+            stage.link.neighbours = self.pipeline.links.neighbours(stage, now_s, [*self.stages, *new])
+            stage.may_skip = self.pipeline.may_skip(stage)
+            self._actions.append(OpenStage(stage, repair.old if repair.is_handover else None))
         return self._decide(now_s)
 
     def on_not_found(self, repair: Repair, error: SwarmError, now_s: float) -> list[Action]:
@@ -215,9 +219,6 @@ class SessionState:
             for stage in self.stages:
                 if stage.replace_from_s <= now_s and not self._replacement_of(stage):
                     self._leave(stage, now_s)
-            for repair in self.repairs:
-                if repair.new and not repair.is_opening:
-                    self._open(repair, now_s)
             for repair in [repair for repair in self.repairs if self._can_splice(repair)]:
                 self._splice(repair, now_s)
             self._actions += self.pipeline.feed(now_s)
@@ -247,19 +248,8 @@ class SessionState:
             self.repairs.append(Repair.of(found.stage, SessionError("the server has become slow"), now_s, found))
             self._find(self.repairs[-1])
 
-    def _open(self, repair: Repair, now_s: float) -> None:
-        repair.open(now_s)
-        self._expect_opening()
-        for stage in repair.new:
-            stage.link.neighbours = self.pipeline.links.neighbours(stage, now_s, [*self.stages, *repair.new])
-            taken_over = repair.old if repair.is_handover else None
-            if taken_over is not None:
-                self._actions.append(GrantHandover(taken_over, stage.peer_id))
-            stage.may_skip = self.pipeline.may_skip(stage)
-            self._actions.append(OpenStage(stage, taken_over))
-
     def _expect_opening(self) -> None:
-        self.pipeline.links.expect([stage for repair in self.repairs if repair.is_opening for stage in repair.new])
+        self.pipeline.links.expect([stage for repair in self.repairs for stage in repair.new])
 
     def _can_splice(self, repair: Repair) -> bool:
         if not repair.is_ready:
@@ -316,7 +306,7 @@ class SessionState:
         self._actions.append(ForgetRows(tuple(before)))
         self.pipeline.buffers.forget_outputs()
         for repair in self.repairs:
-            if repair.is_opening:  # these servers skip positions whose rows are forgotten now
+            if repair.new:  # these servers skip positions whose rows are forgotten now
                 self._abandon(repair)
                 self._find(repair)
         self._start_anew(error, now_s)
@@ -335,7 +325,7 @@ class SessionState:
         if repair is None:
             repair = Repair(start=stage.start, end=stage.end)
             self.repairs.append(repair)
-        is_cut_off = repair.is_handover and repair.is_opening
+        is_cut_off = repair.is_handover and bool(repair.new)
         repair.lose(stage, error, now_s)
         if is_cut_off:
             self._abandon(repair)

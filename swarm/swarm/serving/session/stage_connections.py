@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 
 from swarm_protocol.errors import PeerUnreachable
-from swarm_protocol.session_frames import Frame
+from swarm_protocol.session_frames import AllowHandover, Frame
 
 from swarm.deadline_timer import STOPPED_S
 from swarm.router.routing import Hop, NoChain
@@ -105,7 +105,9 @@ class StageConnections:
 
         Raises PeerError, also if the dial takes long and others can have its blocks earlier.
         """
-        stage = action.stage
+        stage, taken_over = action.stage, action.taken_over
+        if taken_over is not None:
+            self.send(taken_over, AllowHandover(sequence_id=taken_over.sequence_id, to_peer_id=stage.peer_id))
         local = self._local_spans if stage.is_local else None
         connection = await self._dialled(stage, (local or self._client).connections)
         connection.attach(stage.sequence_id, on_message)

@@ -366,7 +366,7 @@ def test_state_replays_when_a_server_dies_during_a_handover(which: str) -> None:
     first = world.ask(list(range(20)))
     old = served_by(world, 1)
     world.strike("leave", old)
-    world.run_until(lambda: any(repair.is_handover and repair.is_opening for repair in world.state.repairs))
+    world.run_until(lambda: any(repair.is_handover and repair.new for repair in world.state.repairs))
     new = world.servers[world.state.repairs[0].new[0].peer_id]
     world.strike("kill", old if which == "old" else new)
     assert world.ask(first) == outputs_of([*range(20), *first], 6)[-1:]
@@ -868,7 +868,7 @@ def test_state_gives_a_handover_the_time_of_a_replay() -> None:
     world = toy(THIRDS * 3)
     world.ask(list(range(20)))
     world.strike("leave", served_by(world, 1))
-    world.run_until(lambda: any(repair.is_handover and repair.is_opening for repair in world.state.repairs))
+    world.run_until(lambda: any(repair.is_handover and repair.new for repair in world.state.repairs))
     (repair,) = world.state.repairs
     again_s = max(stage.timer.expected_s(20) for stage in repair.new)
     assert again_s > 0

@@ -66,9 +66,9 @@ class CallRouteFinder:
     for servers that are full or busy, or failed just before the call. It is used by one task at a time.
     """
 
-    def __init__(self, known: KnownServers, health: PeerHealth, *, salt: str, is_patient: bool) -> None:
+    def __init__(self, known: KnownServers, *, salt: str, is_patient: bool) -> None:
         self._known = known
-        self._health = health
+        self._health = known.health
         self._salt = salt
         self._failed: set[str] = set()
         self._too_small: dict[str, PeerRefused] = {}
@@ -265,7 +265,7 @@ class RemoteBlocks:
 
     def _search(self) -> CallRouteFinder:
         known = KnownServers(self._health, self._servers, self.model)
-        return CallRouteFinder(known, self._health, salt=self._salt, is_patient=self._is_patient)
+        return CallRouteFinder(known, salt=self._salt, is_patient=self._is_patient)
 
     async def _forward(
         self, search: CallRouteFinder, x: Tensor, start: int, end: int, chosen: ChosenLogits | None = None

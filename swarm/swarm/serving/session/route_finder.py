@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from swarm_protocol.errors import PeerTimeout
 from swarm_protocol.records import ServeRecord
@@ -20,6 +20,10 @@ from swarm.router.routing import Hop, NeverRoom, NoChain, NoRoom, RoutingContext
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.connection_pool import ConnectionPool
 from swarm.serving.session.peer_health import REST_S, PeerHealth
+
+if TYPE_CHECKING:
+    from swarm.serving.session.client_state import SessionOptions
+    from swarm.serving.session.session_messages import SessionMessages
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +47,14 @@ class KnownServers:
         self.servers = servers
         self.model = model
         self._others: Mapping[str, ServeRecord] = {}
-        self._health = health
+        self.health = health
         # all announce the same manifest, or none
         self._manifest = next((manifest_of(record) for record in servers.values()), b"")
 
     async def look_up(self) -> None:
         """Look the servers up again. Keep the known ones if nobody answers."""
         try:
-            servers = await self._health.servers(self.model.name)
+            servers = await self.health.servers(self.model.name)
         except PeerTimeout as error:
             logger.info("looking up servers of %s: %s", self.model.name, error)
             return
@@ -102,80 +106,55 @@ class LocalSpans(Protocol):
 
 
 class RouteFinder:
-    """Finds chains for one session, and gives up `patience_s` after a server was lost. `cached_tokens` returns the
-    number of the session's tokens, and how many of the first ones each server probably has. The server `left_out`, if
-    any, runs any block but the last.
+    """Finds chains with room for the session of `messages`, and gives up `options.patience_s` after a server was lost.
+    The server `left_out`, if any, runs any block but the last.
 
-    The `local_spans` come before and after the servers that are found for the blocks between them.
+    The local spans come before and after the servers that are found for the blocks between them.
     """
 
-    def __init__(
-        self,
-        known: KnownServers,
-        health: PeerHealth,
-        *,
-        salt: str,
-        patience_s: float,
-        local_spans: LocalSpans | None,
-        cached_tokens: Callable[[], tuple[int, Mapping[str, int]]],
-        has_grammar: bool,
-    ) -> None:
-        self._cached_tokens = cached_tokens
-        self._has_grammar = has_grammar
+    def __init__(self, known: KnownServers, messages: SessionMessages, options: SessionOptions) -> None:
         self._known = known
-        self._health = health
-        self._salt = salt
-        self._patience_s = patience_s
-        self._local = local_spans.hops if local_spans is not None else ()
+        self._health = known.health
+        self._messages = messages
+        self._patience_s = options.patience_s
+        self._local = options.local_spans.hops if options.local_spans is not None else ()
         self.left_out = ""
         self._began_s = math.inf
         self._looked_up_s = -math.inf
         self._num_left_early = 0
 
-    async def find(
-        self, start: int, end: int, between: tuple[str, str], *, max_tokens: int, since_s: float | None
-    ) -> list[Hop]:
-        """Return the cheapest chain over `[start, end)` with room for `max_tokens`. `between` are the peers before and
-        after it, "" for none.
+    async def find(self, start: int, end: int, between: tuple[str, str], *, since_s: float | None) -> list[Hop]:
+        """Return the cheapest chain over `[start, end)`. `between` are the peers before and after it, "" for none.
 
         The search ends `patience_s` after `since_s`, or if all servers of some blocks have said that they never have
-        room for as much. Servers to avoid are used if there are no others. If `since_s` is None, the time counts from
-        the session's first search, and two tries are enough, unless the servers have no room now, or are not asked for
-        a moment since they failed just before it.
+        room for the session. Servers to avoid are used if there are no others. If `since_s` is None, the time counts
+        from the session's first search, and two tries are enough, unless the servers have no room now, or are not asked
+        for a moment since they failed just before it.
         Raises NoChain, and its subclass NeverRoom if it was in vain.
         """
         own = [hop for hop in self._local if start <= hop.start and hop.end <= end]
-        if any(hop.peer_id in self._health.full(max_tokens, has_grammar=self._has_grammar) for hop in own):
+        num_tokens, has_grammar = self._messages.room_tokens, self._messages.has_grammar
+        if any(hop.peer_id in self._health.full(num_tokens, has_grammar=has_grammar) for hop in own):
             raise NoRoom(
-                f"this process has no room for another session of {max_tokens} tokens on its own blocks",
+                f"this process has no room for another session of {num_tokens} tokens on its own blocks",
                 remedy="try again in a moment, or ask for fewer tokens",
                 missing=((start, end),),
             )
         if self._local:
             first, last = self._local
             start, end = max(start, first.end), min(end, last.start)
-        between = self._remote(between)
-        servers = await self._find_servers(start, end, between, max_tokens, since_s) if start < end else []
+        servers = await self._find_servers(start, end, between, since_s) if start < end else []
         return sorted([*own, *servers], key=lambda hop: hop.start)
 
-    async def find_others(
-        self, peer_id: str, start: int, end: int, between: tuple[str, str], *, max_tokens: int
-    ) -> list[Hop]:
-        """Return the cheapest chain over `[start, end)` without `peer_id` and servers to avoid, by the servers' newest
-        records. Raises NoChain."""
+    async def find_others(self, hop: Hop, between: tuple[str, str]) -> list[Hop]:
+        """Return the cheapest chain over the blocks of `hop` without its server and servers to avoid, by the servers'
+        newest records. Raises NoChain."""
         await self._known.look_up()
-        context = self._context(max_tokens, self._remote(between))
-        return self._find_others(peer_id, start, end, context)
+        return self._find_others(hop, hop.peer_id, between)
 
-    def _remote(self, between: tuple[str, str]) -> tuple[str, str]:
-        """Return the peers on both sides, with "" for a local span."""
-        own = {hop.peer_id for hop in self._local}
-        before, after = ("" if peer_id in own else peer_id for peer_id in between)
-        return before, after
-
-    def leaves_early(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
+    def leaves_early(self, hop: Hop) -> bool:
         """Return whether the session gives up a server that is slow to dial, since others can have its blocks now."""
-        if self._num_left_early == MAX_LEFT_EARLY or not self._have_others(peer_id, start, end, max_tokens):
+        if self._num_left_early == MAX_LEFT_EARLY or not self._have_others(hop, hop.peer_id):
             return False
         self._num_left_early += 1
         return True
@@ -185,38 +164,37 @@ class RouteFinder:
         failing = self._health.avoid
         return [each for each in self._known.servers if each not in peers and each not in failing][:MAX_OTHERS]
 
-    def leave_out(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
-        """Have the last block on another server than this one from now on, if it is the first one that is left out, and
-        others can have that block now. Return whether that is so."""
+    def leave_out(self, hop: Hop) -> bool:
+        """Have the last block on another server than this one, which cannot follow the session's grammar, if it is the
+        first such server, and others can have that block now. Return whether that is so."""
         if self.left_out:
             return False
-        self.left_out = peer_id
-        if not self._have_others("", start, end, max_tokens):
+        self.left_out = hop.peer_id
+        if not self._have_others(hop, ""):
             self.left_out = ""
         return self.left_out != ""
 
-    def _have_others(self, peer_id: str, start: int, end: int, max_tokens: int) -> bool:
+    def _have_others(self, hop: Hop, barred: str) -> bool:
         try:
-            self._find_others(peer_id, start, end, self._context(max_tokens))
+            self._find_others(hop, barred)
         except NoChain:
             return False
         return True
 
-    def _find_others(self, peer_id: str, start: int, end: int, context: RoutingContext) -> list[Hop]:
-        context = replace(context, barred={peer_id, *context.barred, *context.avoid})
-        return self._known.find_chain(start, end, context, without_last=self.left_out)
+    def _find_others(self, hop: Hop, barred: str, between: tuple[str, str] = ("", "")) -> list[Hop]:
+        context = self._context(between)
+        context = replace(context, barred={barred, *context.barred, *context.avoid})
+        return self._known.find_chain(hop.start, hop.end, context, without_last=self.left_out)
 
-    async def _find_servers(
-        self, start: int, end: int, between: tuple[str, str], max_tokens: int, since_s: float | None
-    ) -> list[Hop]:
+    async def _find_servers(self, start: int, end: int, between: tuple[str, str], since_s: float | None) -> list[Hop]:
         clock = asyncio.get_running_loop().time
         self._began_s = min(self._began_s, clock())
         began_s = self._began_s if since_s is None else since_s
         has_looked_up = False
         while True:
             is_over = clock() >= began_s + self._patience_s
-            num_tokens, cached_tokens = self._cached_tokens()
-            context = self._context(max_tokens, between, is_last=is_over)
+            num_tokens, cached_tokens = self._messages.cached_tokens()
+            context = self._context(between, is_last=is_over)
             barred = set(context.barred)
             if since_s is None:  # two tries are enough, however short a server rests
                 barred |= self._health.failed_since(max(self._began_s, clock() - REST_S))
@@ -228,7 +206,7 @@ class RouteFinder:
                 may_wait = since_s is not None or lacks_room or self._known.each_has_one_of(error.missing, resting)
                 # the servers known at the start of the session may be outdated
                 is_known = has_looked_up or (lacks_room and clock() < self._looked_up_s + LOOK_UP_S)
-                in_vain = self._spans_in_vain(error, max_tokens)
+                in_vain = self._spans_in_vain(error)
                 if is_known and (is_over or not may_wait or in_vain):
                     if lacks_room and in_vain:
                         error = NeverRoom(error.message, remedy=error.remedy, missing=in_vain)
@@ -241,16 +219,20 @@ class RouteFinder:
                         await self._known.look_up()
                         self._looked_up_s, has_looked_up = clock(), True
 
-    def _context(
-        self, max_tokens: int, between: tuple[str, str] = ("", ""), *, is_last: bool = False
-    ) -> RoutingContext:
-        grammar, servers = self._has_grammar, self._known.servers
+    def _context(self, between: tuple[str, str], *, is_last: bool = False) -> RoutingContext:
+        own = {hop.peer_id for hop in self._local}
+        before, after = ("" if peer_id in own else peer_id for peer_id in between)
         return self._health.routing_context(
-            servers, max_tokens, self._salt, between=between, has_grammar=grammar, is_last=is_last
+            self._known.servers,
+            self._messages.room_tokens,
+            self._messages.session_id,
+            between=(before, after),
+            has_grammar=self._messages.has_grammar,
+            is_last=is_last,
         )
 
-    def _spans_in_vain(self, error: NoChain, max_tokens: int) -> Spans:
-        """Return the missing spans of which no server can ever have room for `max_tokens`."""
-        full = self._health.full(max_tokens, for_good=True)
+    def _spans_in_vain(self, error: NoChain) -> Spans:
+        """Return the missing spans of which no server can ever have room for the session."""
+        full = self._health.full(self._messages.room_tokens, for_good=True)
         found = ((span, self._known.peers_of(span)) for span in error.missing)
         return tuple(span for span, peers in found if peers and peers <= full)

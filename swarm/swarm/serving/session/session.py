@@ -217,7 +217,7 @@ class Session:
             self._is_busy = False
         self._timer.set(self._state.next_due_s())
 
-    def _do(self, action: Action) -> None:  # noqa: C901, PLR0912 a case an action
+    def _do(self, action: Action) -> None:  # noqa: C901 a case an action
         match action:
             case Feed(stage):
                 self._connections.send(stage, self._messages.step(action, self._state.pipeline.buffers[stage.start]))

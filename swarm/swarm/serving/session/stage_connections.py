@@ -40,15 +40,7 @@ class StageConnections:
         self._client = client
         self._messages = messages
         self._local_spans = options.local_spans
-        self._finder = RouteFinder(
-            known,
-            client.health,
-            salt=messages.session_id,
-            patience_s=options.patience_s,
-            local_spans=options.local_spans,
-            cached_tokens=messages.cached_tokens,
-            has_grammar=messages.has_grammar,
-        )
+        self._finder = RouteFinder(known, messages, options)
         self._connections: dict[Stage, ClientConnection] = {}
 
     @property
@@ -63,7 +55,7 @@ class StageConnections:
     def leave_out(self, stage: Stage) -> bool:
         """Have the last block on another server than the first one that cannot follow the session's grammar, if there
         is one. Return whether there is."""
-        return self._finder.leave_out(stage.peer_id, stage.start, stage.end, self._messages.room_tokens)
+        return self._finder.leave_out(stage.hop)
 
     def remote(self, stages: Iterable[Stage]) -> list[Stage]:
         """Return those of the stages that are connected, and run by others than this process."""
@@ -74,16 +66,15 @@ class StageConnections:
 
         Raises NoChain, PeerError.
         """
-        start, end, max_tokens = repair.start, repair.end, self._messages.room_tokens
         if (slow := repair.straggler) is not None:
-            hops = await self._finder.find_others(slow.stage.peer_id, start, end, between, max_tokens=max_tokens)
+            hops = await self._finder.find_others(slow.stage.hop, between)
             new = [self._new_stage(hop) for hop in hops]
             replay_s = sum(stage.timer.expected_s(slow.stage.num_run) for stage in new)
             if slow.is_worth_leaving(sum(hop.cost_ms for hop in hops), replay_s):
                 return new
-            raise NoChain("no other server is much faster", remedy="wait", missing=((start, end),))
+            raise NoChain("no other server is much faster", remedy="wait", missing=((repair.start, repair.end),))
         since_s = repair.begun_s if repair.is_patient else None
-        hops = await self._finder.find(start, end, between, max_tokens=max_tokens, since_s=since_s)
+        hops = await self._finder.find(repair.start, repair.end, between, since_s=since_s)
         return [self._new_stage(hop) for hop in hops]
 
     def _new_stage(self, hop: Hop) -> Stage:
@@ -124,9 +115,7 @@ class StageConnections:
         except TimeoutError:
             # a process that was stopped meanwhile has dialled for a shorter time than it seems
             was_stopped = asyncio.get_running_loop().time() - began_s > DIAL_S + STOPPED_S
-            if not was_stopped and self._finder.leaves_early(
-                stage.peer_id, stage.start, stage.end, self._messages.room_tokens
-            ):
+            if not was_stopped and self._finder.leaves_early(stage.hop):
                 raise PeerUnreachable(f"the dial had no answer in {DIAL_S:g} s", peer_id=stage.peer_id) from None
         return await pool.get(stage.peer_id, self._messages.model.name)  # the same dial, which goes on
 

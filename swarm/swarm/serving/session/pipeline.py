@@ -168,7 +168,7 @@ class Pipeline:
     def _progress(self, stage: Stage, report: StepReport, now_s: float) -> None:
         """Record that a stage has run more, and whether its pushes reached the stage downstream."""
         is_last = stage.end == self.num_blocks
-        if not is_last and not report.has_forwarded_tokens and self._is_timed(stage, report):
+        if not is_last and not report.passed_on and self._is_timed(stage, report):
             self.request.note_spent(report, self.stages[: self.stages.index(stage)])
         stage.progress(report, now_s, self.drafted)
         downstream = self.links.downstream(stage, self.stages)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import PeerViolation
 from swarm_protocol.limits import MAX_DRAFT_TEXT_TOKENS, PAGE_TOKENS
 from swarm_protocol.rows import INT8_BLOCK, TOKENS, Data, Rows, row_bytes
@@ -205,20 +206,7 @@ class SessionMessages:
             raise PeerViolation("logits in place of a token, or beside it")
         elif token is not None:
             self._check_token(token)
-        return StepReport(
-            position=result.position,
-            rows=copy,
-            token=token,
-            compute_ms=result.compute_ms,
-            queue_ms=result.queue_ms,
-            push_failed=result.push_failed,
-            has_forwarded_tokens=result.passed_on,
-            looped=result.looped,
-            num_links=result.num_links,
-            upstream_ms=result.upstream_ms,
-            drafted=result.drafted,
-            num_drafts=result.num_drafts,
-        )
+        return StepReport(**shared_fields(result, StepReport) | {"rows": copy})
 
     def _check_token(self, token: SampledToken) -> None:
         if max(token.token_id, *(token_id for token_id, _ in token.top), 0) >= self.model.vocab_size:

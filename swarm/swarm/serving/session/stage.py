@@ -155,7 +155,7 @@ class Stage:
         num_tokens, owed = report.position - self.num_run, self.num_arrived > self.num_run
         if not num_tokens:
             return
-        is_of_tokens = num_tokens == 1 or report.has_forwarded_tokens
+        is_of_tokens = num_tokens == 1 or report.passed_on
         num_passes = sum(at not in drafted for at in range(self.num_run, report.position)) if is_of_tokens else 0
         self.num_run = report.position
         self.num_expected = max(self.num_expected, report.position)
@@ -168,7 +168,7 @@ class Stage:
             self.timer.took(1, took_s / num_passes)
         elif owed and not is_of_tokens:
             self.timer.took(num_tokens, took_s)
-        if not report.has_forwarded_tokens and report.position > self.replays_until:
+        if not report.passed_on and report.position > self.replays_until:
             self._note_times(num_tokens, report, took_s * 1000)
         self.since_s = now_s
         if self.num_run >= self.deadline.goal:

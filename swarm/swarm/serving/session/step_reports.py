@@ -19,15 +19,10 @@ from swarm_protocol.session_frames import SampledToken, Spent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """Holds a server's report of one step: it has run everything before `position`. The last `num_drafts` positions are
-    drafts.
+    """Holds a server's report of one step, a checked `StepResult`: it has run everything before `position`.
 
-    `rows` are the inputs for the stage downstream; the last stage has none, but may have the `token` that follows. If
-    `push_failed`, the stage downstream has not taken some rows. If `has_forwarded_tokens`, the report is about single
-    tokens that were pushed downstream; their times come with the last stage's answer as `upstream_ms`, the compute and
-    queue times of the stages upstream, the nearest last. If `looped`, the token that the last stage drew is on its way
-    to the first; if `drafted`, the stages have run it already. `num_links` is the number of link updates that the
-    server had received by then.
+    `rows` are the inputs for the stage downstream, without their codec; the last stage has none, but may have the
+    `token` that follows. The other fields are those of the `StepResult`.
     """
 
     position: int
@@ -36,7 +31,7 @@ class StepReport:
     compute_ms: float = 0.0
     queue_ms: float = 0.0
     push_failed: bool = False
-    has_forwarded_tokens: bool = False
+    passed_on: bool = False
     looped: bool = False
     num_links: int = 0
     upstream_ms: tuple[Spent, ...] = ()

@@ -597,7 +597,7 @@ def after_passes_with_drafts(num_passes: int, pass_s: float) -> SessionState:
     for start in range(4, 4 + 15 * num_passes, 15):
         now_s += pass_s
         rows = bytes(15 * ROW_BYTES)
-        held = StepReport(position=start + 15, rows=rows, num_drafts=14, has_forwarded_tokens=True)
+        held = StepReport(position=start + 15, rows=rows, num_drafts=14, passed_on=True)
         state.on_report(first, held, now_s)
         for position in range(start + 1, start + 16):
             drafted = position < start + 15

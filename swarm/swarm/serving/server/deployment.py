@@ -263,29 +263,3 @@ class Deployment:
         pass still ends by itself."""
         await end_tasks(*self._running)
         await asyncio.get_running_loop().run_in_executor(None, partial(self.engine.close, wait=True))
-
-
-class HeldDeployments:
-    """All deployments of one server: the `current` one, for new sessions, and those that sessions are leaving."""
-
-    def __init__(self) -> None:
-        self.current: Deployment | None = None
-        self.all: list[Deployment] = []
-        self._num_freed_tokens = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """The number of positions that all of them have run, with those that were freed."""
-        return self._num_freed_tokens + sum(deployed.engine.num_tokens for deployed in self.all)
-
-    def take(self, new: Deployment) -> None:
-        """Make `new` the current one."""
-        self.current = new
-        self.all.append(new)
-
-    async def free(self, old: Deployment) -> None:
-        """Close one of them."""
-        self.current = None if self.current is old else self.current
-        await old.close()
-        self.all.remove(old)
-        self._num_freed_tokens += old.engine.num_tokens

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from swarm_protocol.errors import ConfigError, PeerRefused, SessionError, SwarmError
@@ -26,7 +26,7 @@ from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.grammar.grammar_masks import GrammarPool
 from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.server.connection_server import ConnectionServer
-from swarm.serving.server.deployment import Deployment, HeldDeployments, ServerOptions
+from swarm.serving.server.deployment import Deployment, ServerOptions
 from swarm.serving.server.forward_server import ForwardServer
 from swarm.serving.server.possession_server import PeerChallenges, PossessionServer
 from swarm.serving.server.server_session import ServerSession
@@ -36,7 +36,11 @@ logger = logging.getLogger(__name__)
 
 
 class SpanServer:
-    """Serves blocks `[start, end)` of the model in `model_dir` under the name `name`."""
+    """Serves blocks `[start, end)` of the model in `model_dir` under the name `name`.
+
+    `deployed` has the announced blocks; it is None before `start`, after `close`, and while a move frees them to load
+    others. `deployments` are all spans in memory: the announced one, and those that sessions are leaving.
+    """
 
     def __init__(
         self,
@@ -74,7 +78,6 @@ class SpanServer:
             users=lambda: {session.client for session in self.sessions},
         )
         self.convictions = self.options.convictions or ServerConvictions(network, membership)
-        self._owns_convictions = self.options.convictions is None
         self.challenges = PeerChallenges(
             network,
             membership,
@@ -85,7 +88,9 @@ class SpanServer:
         self._network = network
         self._model_dir = model_dir
         self.state: ServeState = "joining"
-        self._held = HeldDeployments()
+        self.deployed: Deployment | None = None
+        self.deployments: Sequence[Deployment] = ()
+        self._num_freed_tokens = 0
         self._tasks: asyncio.TaskGroup | None = None
         self._main: asyncio.Task[None] | None = None
 
@@ -106,7 +111,7 @@ class SpanServer:
                 self._release()
             await deployed.close()
             raise
-        self._held.take(deployed)
+        self.deployed, self.deployments = deployed, (deployed,)
         self.state = "serving"
         self._main = asyncio.create_task(self._run(), name=f"serving {self.name}")
 
@@ -142,7 +147,14 @@ class SpanServer:
 
     async def _retire(self, old: Deployment, leaving: Collection[ServerSession], within_s: float) -> None:
         await self._let_leave(leaving, within_s)
-        await self._held.free(old)
+        await self._free(old)
+
+    async def _free(self, old: Deployment) -> None:
+        if self.deployed is old:
+            self.deployed = None
+        await old.close()
+        self.deployments = [each for each in self.deployments if each is not old]
+        self._num_freed_tokens += old.engine.num_tokens
 
     async def leave_and_move(self, start: int, end: int, *, options: ServerOptions, within_s: float) -> None:
         """Move without memory for both spans: first let sessions leave and free the old blocks.
@@ -152,7 +164,7 @@ class SpanServer:
         old, old_options, revision = (self.start_block, self.end_block), self.options, self.revision
         await self.drain(within_s=within_s)
         if self.deployed is not None:
-            await self._held.free(self.deployed)
+            await self._free(self.deployed)
         try:
             new = await Deployment.load(self._model_dir, start, end, options)
             if new.loaded.revision != revision:
@@ -179,7 +191,7 @@ class SpanServer:
     def _take(self, new: Deployment) -> asyncio.TaskGroup:
         """Serve `new` from now on, and return the group of the server's tasks."""
         assert self._tasks is not None, "only while running"
-        self._held.take(new)
+        self.deployed, self.deployments = new, [*self.deployments, new]
         self.options = new.options
         self.start_block, self.end_block = new.blocks
         self.announcer.moving_to = (0, 0)
@@ -209,7 +221,7 @@ class SpanServer:
         try:
             # not `await main`, which could not tell its own cancellation from that of the caller
             await asyncio.wait({main})
-            if self._owns_convictions:
+            if self.options.convictions is None:
                 await self.convictions.close()
             for deployed in self.deployments:
                 await deployed.close()
@@ -217,7 +229,7 @@ class SpanServer:
             for deployed in self.deployments:
                 deployed.engine.close(wait=False)
             self._grammars.close()
-            self._held = HeldDeployments()
+            self.deployed, self.deployments = None, ()
         if not main.cancelled():
             main.result()
 
@@ -270,11 +282,6 @@ class SpanServer:
         self.announcer.withdraw()
 
     @property
-    def deployed(self) -> Deployment | None:
-        """The announced blocks; None before `start`, after `close`, and while a move frees them to load others."""
-        return self._held.current
-
-    @property
     def record(self) -> ServeRecord:
         """The record to announce now. Valid only while started."""
         return self.announcer.record
@@ -301,12 +308,7 @@ class SpanServer:
     @property
     def num_tokens(self) -> int:
         """The number of positions that were run since the start."""
-        return self._held.num_tokens
-
-    @property
-    def deployments(self) -> tuple[Deployment, ...]:
-        """The spans in memory: the announced one, and those that sessions are leaving."""
-        return tuple(self._held.all)
+        return self._num_freed_tokens + sum(deployed.engine.num_tokens for deployed in self.deployments)
 
     @property
     def _ready(self) -> Deployment:

@@ -173,9 +173,10 @@ class ClosedAnswer:
         )
 
     def _rows(self, block: int, start: int, end: int) -> bytes:
-        buffer = self._buffers.get(block)
-        end = min(end, buffer.length) if buffer is not None else 0
-        return buffer.rows(start, end) if buffer is not None and start < end else b""
+        if (buffer := self._buffers.get(block)) is None:
+            return b""
+        end = min(end, buffer.length)
+        return buffer.rows(start, end) if start < end else b""
 
 
 def _last_in_a_row(draws: Sequence[Draw]) -> tuple[Draw, ...]:

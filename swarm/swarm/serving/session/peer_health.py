@@ -102,8 +102,8 @@ class _Waiting:
 
 
 class PeerHealth:
-    """Remembers failures, refusals and open sessions of each server. `reputation` has the results of spot checks, and
-    `convicted` returns the servers that evidence convicts."""
+    """Remembers failures and refusals of each server, and the `load`: the number of open sessions by peer. `reputation`
+    has the results of spot checks, and `convicted` returns the servers that evidence convicts."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class PeerHealth:
         self._heard_s = NewestItems[str, float](MAX_PEERS)
         self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
         self._lookups: dict[str, asyncio.Task[dict[str, ServeRecord]]] = {}  # by model
-        self._load = HeldCounts[str]()
+        self.load = HeldCounts[str]()
         self._distrusted_s = NewestItems[str, float](MAX_PEERS)
         self._why_distrusted = NewestItems[str, str](MAX_PEERS)
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
@@ -266,11 +266,6 @@ class PeerHealth:
             and has_grammar >= of_grammar
         }
 
-    @property
-    def load(self) -> Mapping[str, int]:
-        """The number of open sessions by peer."""
-        return self._load
-
     def routing_context(
         self,
         peer_ids: Iterable[str],
@@ -289,7 +284,7 @@ class PeerHealth:
         avoid = why_avoided.keys() | unproven | trust.avoided | trust.barred
         return RoutingContext(
             rtt_ms=self._membership.known_rtts_ms(peer_ids),
-            load=self._load,
+            load=self.load,
             avoid=avoid,
             barred=self.barred | trust.barred | (avoid - unproven if is_last else set()),
             why_barred=why_avoided,
@@ -302,10 +297,10 @@ class PeerHealth:
         )
 
     def opened(self, peer_id: str) -> None:
-        self._load[peer_id] += 1
+        self.load[peer_id] += 1
 
     def closed(self, peer_id: str) -> None:
-        self._load[peer_id] -= 1
+        self.load[peer_id] -= 1
 
     def worked(self, peer_id: str) -> None:
         """Forget the peer's failures, since it has answered. What it answers in one session says nothing about room for

@@ -107,7 +107,6 @@ class LocalSpans(Protocol):
 
 class RouteFinder:
     """Finds chains with room for the session of `messages`, and gives up `options.patience_s` after a server was lost.
-    The server `left_out`, if any, runs any block but the last.
 
     The local spans come before and after the servers that are found for the blocks between them.
     """
@@ -118,7 +117,7 @@ class RouteFinder:
         self._messages = messages
         self._patience_s = options.patience_s
         self._local = options.local_spans.hops if options.local_spans is not None else ()
-        self.left_out = ""
+        self._left_out = ""  # runs any block but the last
         self._began_s = math.inf
         self._looked_up_s = -math.inf
         self._num_left_early = 0
@@ -167,12 +166,12 @@ class RouteFinder:
     def leave_out(self, hop: Hop) -> bool:
         """Have the last block on another server than this one, which cannot follow the session's grammar, if it is the
         first such server, and others can have that block now. Return whether that is so."""
-        if self.left_out:
+        if self._left_out:
             return False
-        self.left_out = hop.peer_id
+        self._left_out = hop.peer_id
         if not self._have_others(hop, ""):
-            self.left_out = ""
-        return self.left_out != ""
+            self._left_out = ""
+        return self._left_out != ""
 
     def _have_others(self, hop: Hop, barred: str) -> bool:
         try:
@@ -184,7 +183,7 @@ class RouteFinder:
     def _find_others(self, hop: Hop, barred: str, between: tuple[str, str] = ("", "")) -> list[Hop]:
         context = self._context(between)
         context = replace(context, barred={barred, *context.barred, *context.avoid})
-        return self._known.find_chain(hop.start, hop.end, context, without_last=self.left_out)
+        return self._known.find_chain(hop.start, hop.end, context, without_last=self._left_out)
 
     async def _find_servers(self, start: int, end: int, between: tuple[str, str], since_s: float | None) -> list[Hop]:
         clock = asyncio.get_running_loop().time
@@ -200,7 +199,7 @@ class RouteFinder:
                 barred |= self._health.failed_since(max(self._began_s, clock() - REST_S))
             context = replace(context, num_prompt_tokens=num_tokens, cached_tokens=cached_tokens, barred=barred)
             try:
-                return self._known.find_chain(start, end, context, without_last=self.left_out)
+                return self._known.find_chain(start, end, context, without_last=self._left_out)
             except NoChain as error:
                 lacks_room, resting = isinstance(error, NoRoom), self._health.resting(self._began_s)
                 may_wait = since_s is not None or lacks_room or self._known.each_has_one_of(error.missing, resting)

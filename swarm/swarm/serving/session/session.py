@@ -231,7 +231,8 @@ class Session:
                 self._close_stage(stage)
             case FindServers():
                 self._start(self._find(action), name="find servers")
-            case AvoidPeer(peer, error) if peer != self._connections.left_out or not isinstance(error, ConfigError):
+            case AvoidPeer(_, error) if not (isinstance(error, ConfigError) and error.field == "grammar"):
+                # a server that cannot follow a grammar may serve sessions without one
                 self._client.health.blame(action, self._messages.room_tokens, has_grammar=self._messages.has_grammar)
             case PingServers():
                 self._start(self._ping(action), name="ping servers")
@@ -349,7 +350,7 @@ class Session:
                 error = message.error(stage.peer_id)
                 if isinstance(error, ConfigError) and self._messages.follows_grammar(stage):
                     error.field = "grammar"  # the server's error does not name the field
-                    if not self._connections.leave_out(stage):
+                    if not self._connections.finder.leave_out(stage.hop):
                         return self._state.give_up(error, now_s)
                 return self._state.on_lost(stage, error, FailureCause.REPORTED, now_s)
             case ServerLeaving():

@@ -32,7 +32,7 @@ AGAIN_S = 1.0
 
 class StageConnections:
     """Holds the connections of one session's stages. Those to the local spans stay in this process, and all others come
-    from the client's pool. `known` are the servers to choose from."""
+    from the client's pool. `known` are the servers from which the `finder` chooses."""
 
     def __init__(
         self, client: ClientState, messages: SessionMessages, known: KnownServers, options: SessionOptions
@@ -40,22 +40,12 @@ class StageConnections:
         self._client = client
         self._messages = messages
         self._local_spans = options.local_spans
-        self._finder = RouteFinder(known, messages, options)
+        self.finder = RouteFinder(known, messages, options)
         self._connections: dict[Stage, ClientConnection] = {}
 
     @property
     def stages(self) -> list[Stage]:
         return list(self._connections)
-
-    @property
-    def left_out(self) -> str:
-        """The server that cannot follow the session's grammar, and so does not run the last block, or ""."""
-        return self._finder.left_out
-
-    def leave_out(self, stage: Stage) -> bool:
-        """Have the last block on another server than the first one that cannot follow the session's grammar, if there
-        is one. Return whether there is."""
-        return self._finder.leave_out(stage.hop)
 
     def remote(self, stages: Iterable[Stage]) -> list[Stage]:
         """Return those of the stages that are connected, and run by others than this process."""
@@ -67,14 +57,14 @@ class StageConnections:
         Raises NoChain, PeerError.
         """
         if (slow := repair.straggler) is not None:
-            hops = await self._finder.find_others(slow.stage.hop, between)
+            hops = await self.finder.find_others(slow.stage.hop, between)
             new = [self._new_stage(hop) for hop in hops]
             replay_s = sum(stage.timer.expected_s(slow.stage.num_run) for stage in new)
             if slow.is_worth_leaving(sum(hop.cost_ms for hop in hops), replay_s):
                 return new
             raise NoChain("no other server is much faster", remedy="wait", missing=((repair.start, repair.end),))
         since_s = repair.begun_s if repair.is_patient else None
-        hops = await self._finder.find(repair.start, repair.end, between, since_s=since_s)
+        hops = await self.finder.find(repair.start, repair.end, between, since_s=since_s)
         return [self._new_stage(hop) for hop in hops]
 
     def _new_stage(self, hop: Hop) -> Stage:
@@ -115,7 +105,7 @@ class StageConnections:
         except TimeoutError:
             # a process that was stopped meanwhile has dialled for a shorter time than it seems
             was_stopped = asyncio.get_running_loop().time() - began_s > DIAL_S + STOPPED_S
-            if not was_stopped and self._finder.leaves_early(stage.hop):
+            if not was_stopped and self.finder.leaves_early(stage.hop):
                 raise PeerUnreachable(f"the dial had no answer in {DIAL_S:g} s", peer_id=stage.peer_id) from None
         return await pool.get(stage.peer_id, self._messages.model.name)  # the same dial, which goes on
 
@@ -147,7 +137,7 @@ class StageConnections:
         peers, ping = {stage.peer_id for stage in stages}, self._client.health.silent
         silent = await ping(peers, timeout_s=timeout_s)
         if len(peers) > 1 and silent == peers:
-            asked = {*peers, *self._finder.others(peers)}
+            asked = {*peers, *self.finder.others(peers)}
             silent = await ping(asked, timeout_s=AGAIN_S)
             silent = set() if silent == asked else silent
         return [stage for stage in stages if stage.peer_id in silent]

@@ -242,7 +242,7 @@ def test_session_gives_the_same_tokens_when_a_server_dies_during_prefill(index: 
                 asyncio.get_running_loop().call_later(delay_s, strike)
                 spare = {w.servers[peer_id] for peer_id in list(w.servers)[3:]}
                 # so that the servers that die are those in use
-                session._connections._finder._known.servers = {
+                session._connections.finder._known.servers = {
                     server.network.peer_id: record
                     for server in w.servers.values()
                     if server not in spare

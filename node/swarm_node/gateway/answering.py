@@ -24,16 +24,17 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from swarm.client import AsyncClient, Generation, Token
-from swarm.client.request import GenerationRequest, Prompt, left_out
+from swarm.client.request import GenerationRequest, left_out
 from swarm.ended_tasks import end_tasks
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import RATE_LIMITER
 from swarm_node.gateway.answer_slots import AnswerSlots
 from swarm_node.gateway.api_errors import from_exception
+from swarm_node.gateway.chat_schema import ChatRequest
 from swarm_node.gateway.choice import Choice, Delta
+from swarm_node.gateway.completion_schema import CompletionRequest
 from swarm_node.gateway.metrics import Metrics, RequestTimes, Trace, TraceStore
-from swarm_node.gateway.request_schema import SamplingRequest
 from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, as_json, json_response, usage_of
 from swarm_node.gateway.responses_events import ResponsesBuilder
 from swarm_node.gateway.served_models import Models
@@ -50,6 +51,7 @@ T = TypeVar("T")
 
 IndexedToken = tuple[int, Token]
 """The index of a choice, and one of its tokens."""
+ParsedRequest = CompletionRequest | ChatRequest
 ResponseBuilder = CompletionBuilder | ChatBuilder | ResponsesBuilder
 
 
@@ -64,11 +66,11 @@ class RunningRequest:
 
 
 class GenerationResponse(Response):
-    def __init__(self, answerer: Answerer, builder: ResponseBuilder, batch: GenerationBatch) -> None:
+    def __init__(self, answerer: Answerer, builder: ResponseBuilder, request: ParsedRequest) -> None:
         super().__init__()
         self._answerer = answerer
         self._builder = builder
-        self._batch = batch
+        self._request = request
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, unless the client disconnects first."""
@@ -77,15 +79,15 @@ class GenerationResponse(Response):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace_id = self._builder.head.id
         events = EventStream(send, dict.fromkeys(ID_HEADERS, trace_id))
-        begun = self._answerer.running(trace_id, self._batch, scope[RATE_LIMITER])
+        begun = self._answerer.running(trace_id, self._request, scope[RATE_LIMITER])
         try:
             async with asyncio.timeout(http_limits.GENERATION_TIMEOUT_S), begun as running:
-                if self._batch.request.stream:
+                if self._request.stream:
                     await self._send_events(running, events)
                     return
                 response = json_response(await self._collect(running))
         except Exception as error:
-            failure = from_exception(error, scope["path"], self._batch.request.field_names)
+            failure = from_exception(error, scope["path"], self._request.field_names)
             failure.note(scope)
             if events.started:
                 await events.end(_encoded(self._builder.failed(failure)))
@@ -138,28 +140,8 @@ async def until_gone(receive: Receive, answering: Coroutine[Any, Any, T]) -> T |
         await end_tasks(task)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationBatch:
-    """Both endpoints pass this to the answerer: a request with `request.n` choices for each of `prompts`.
-
-    `max_tokens` None means no limit but the model's context. `tools` are the names of
-    the tools that may be called. With `echoes` each answer begins with its prompt.
-    """
-
-    request: SamplingRequest
-    prompts: Sequence[Prompt]
-    max_tokens: int | None
-    num_logprobs: int | None
-    tools: Sequence[str] = ()
-    echoes: bool = False
-
-    @property
-    def num_choices(self) -> int:
-        return self.request.n * len(self.prompts)
-
-
 class Answerer:
-    """Answers batches over one SDK client. It keeps the slots of running answers and the newest traces."""
+    """Answers requests over one SDK client. It keeps the slots of running answers and the newest traces."""
 
     def __init__(
         self, client: AsyncClient, models: Models, metrics: Metrics, *, traces: Traces = NO_TRACES, max_requests: int
@@ -173,26 +155,25 @@ class Answerer:
 
     @asynccontextmanager
     async def running(
-        self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter
+        self, trace_id: str, request: ParsedRequest, limiter: RateLimiter
     ) -> AsyncIterator[RunningRequest]:
-        """Start the generations of `batch`. Leaving the context closes them and charges the tokens used to the caller's
-        rate."""
-        with self.slots.take(batch.num_choices, batch.request.model, limiter):
-            await self._models.check_served(batch.request.model)
-            async with self._run(trace_id, batch, limiter) as running:
+        """Start the generations of `request`. Leaving the context closes them and charges the tokens used to the
+        caller's rate."""
+        with self.slots.take(request.num_choices, request.model, limiter):
+            await self._models.check_served(request.model)
+            async with self._run(trace_id, request, limiter) as running:
                 yield running
 
     @asynccontextmanager
-    async def _run(self, trace_id: str, batch: GenerationBatch, limiter: RateLimiter) -> AsyncIterator[RunningRequest]:
-        max_tokens = http_limits.RESERVED_TOKENS if batch.max_tokens is None else batch.max_tokens
-        reserved = limiter.reserve(max_tokens * batch.num_choices)
-        num_per_prompt = batch.request.n
-        choices = [Choice(batch.tools, batch.echoes) for _ in range(batch.num_choices)]
+    async def _run(self, trace_id: str, request: ParsedRequest, limiter: RateLimiter) -> AsyncIterator[RunningRequest]:
+        max_tokens = http_limits.RESERVED_TOKENS if request.num_new_tokens is None else request.num_new_tokens
+        reserved = limiter.reserve(max_tokens * request.num_choices)
+        choices = [Choice(request.tool_names, request.echo) for _ in range(request.num_choices)]
         generations: list[Generation] = []
         began_at = time.time()
 
         def usage() -> CompletionUsage:
-            return _usage(generations[::num_per_prompt], choices)
+            return _usage(generations[:: request.n], choices)
 
         def pay(num_drawn: int) -> None:
             nonlocal reserved
@@ -202,12 +183,12 @@ class Answerer:
         try:
             async with AsyncExitStack() as stack:
                 times = stack.enter_context(RequestTimes(self._metrics))
-                for generation in self._generations(batch):
+                for generation in self._generations(request):
                     generations.append(generation)
                     stack.push_async_callback(generation.aclose)
                 trace = partial(_trace, generations)
                 self.traces.begin(trace_id, trace)
-                tokens = await stack.enter_async_context(merged(generations, num_per_prompt=num_per_prompt))
+                tokens = await stack.enter_async_context(merged(generations, num_per_prompt=request.n))
                 timed = await stack.enter_async_context(aclosing(self._timed(tokens, times, pay)))
                 yield RunningRequest(tokens=timed, choices=choices, usage=usage, trace=trace)
         finally:
@@ -217,7 +198,7 @@ class Answerer:
             self._metrics.used(used, done)
             self._traces.request(
                 trace_id,
-                batch.request.model,
+                request.model,
                 began_at=began_at,
                 ended_at=time.time(),
                 choices=done,
@@ -225,22 +206,22 @@ class Answerer:
             )
             limiter.settle(reserved, used.total_tokens)
 
-    def _generations(self, batch: GenerationBatch) -> Iterator[Generation]:
-        for prompt in batch.prompts:
+    def _generations(self, request: ParsedRequest) -> Iterator[Generation]:
+        for prompt in request.prompts:
             scores = dict[str, Any]()
-            for sampling in batch.request.samplings():
-                request = GenerationRequest(
-                    model=batch.request.model,
+            for sampling in request.samplings():
+                asked = GenerationRequest(
+                    model=request.model,
                     prompt=prompt,
-                    max_tokens=batch.max_tokens,
+                    max_tokens=request.num_new_tokens,
                     sampling=sampling,
-                    num_logprobs=batch.num_logprobs,
+                    num_logprobs=request.num_logprobs,
                     stream=True,
-                    echo=batch.echoes,
-                    left_out=left_out(batch.request),
+                    echo=request.echo,
+                    left_out=left_out(request),
                     scores=scores,
                 )
-                yield self._client.answer(request)
+                yield self._client.answer(asked)
 
     async def _timed(
         self, tokens: AsyncIterator[IndexedToken], times: RequestTimes, pay: Callable[[int], None]

@@ -20,12 +20,11 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 from swarm.client import AsyncClient
-from swarm.client.request import Prompt
 
 from swarm_node.gateway import api_errors, http_limits, responses
 from swarm_node.gateway.admission import AccessControl, BodyLimit, KeyRing
-from swarm_node.gateway.answering import Answerer, GenerationBatch, GenerationResponse
-from swarm_node.gateway.chat_schema import ChatRequest, chat_prompt
+from swarm_node.gateway.answering import Answerer, GenerationResponse, ParsedRequest
+from swarm_node.gateway.chat_schema import ChatRequest
 from swarm_node.gateway.completion_schema import CompletionRequest
 from swarm_node.gateway.metrics import Metrics, RequestCounter, Trace
 from swarm_node.gateway.responses import ChatBuilder, CompletionBuilder, ResponseHead, json_response
@@ -133,26 +132,16 @@ class Gateway:
 
     async def complete(self, body: CompletionRequest) -> Response:
         """Complete one or several prompts, each `n` times. With `echo`, each answer begins with its prompt."""
-        builder = CompletionBuilder(_head("cmpl-", body, with_logprobs=body.logprobs is not None))
-        batch = GenerationBatch(
-            request=body,
-            prompts=[Prompt(prompt=prompt) for prompt in body.prompt],
-            max_tokens=body.num_new_tokens,
-            num_logprobs=body.logprobs,
-            echoes=body.echo,
-        )
-        return GenerationResponse(self._answerer, builder, batch)
+        return GenerationResponse(self._answerer, CompletionBuilder(_head("cmpl-", body)), body)
 
     async def chat(self, body: ChatRequest) -> Response:
         """Generate `n` answers to a conversation."""
-        builder = ChatBuilder(_head("chatcmpl-", body, with_logprobs=body.logprobs))
-        return GenerationResponse(self._answerer, builder, _chat_batch(body))
+        return GenerationResponse(self._answerer, ChatBuilder(_head("chatcmpl-", body)), body)
 
     async def respond(self, body: ResponsesRequest) -> Response:
         """Generate an answer to a conversation, in the form of the Responses API. Nothing is stored."""
-        chat = body.chat
-        builder = ResponsesBuilder(_head("resp_", chat, with_logprobs=chat.logprobs), body.echoed())
-        return GenerationResponse(self._answerer, builder, _chat_batch(chat))
+        builder = ResponsesBuilder(_head("resp_", body.chat), body.echoed())
+        return GenerationResponse(self._answerer, builder, body.chat)
 
     async def show_trace(self, trace_id: str) -> Trace:
         """Return which servers work or worked on the request with this id. A response has the id in its `x-swarm-trace`
@@ -163,24 +152,13 @@ class Gateway:
         return {"id": trace_id, **trace}
 
 
-def _chat_batch(request: ChatRequest) -> GenerationBatch:
-    tools = request.offered_tools()
-    return GenerationBatch(
-        request=request,
-        prompts=[chat_prompt(request.messages, tools, request.template_values)],
-        max_tokens=request.num_new_tokens,
-        num_logprobs=request.num_logprobs,
-        tools=[tool.function.name for tool in tools],
-    )
-
-
-def _head(prefix: str, request: CompletionRequest | ChatRequest, *, with_logprobs: bool) -> ResponseHead:
+def _head(prefix: str, request: ParsedRequest) -> ResponseHead:
     return ResponseHead(
         id=f"{prefix}{secrets.token_hex(12)}",
         model=request.model,
         created=int(time.time()),
         with_usage=request.include_usage,
-        with_logprobs=with_logprobs,
+        with_logprobs=request.num_logprobs is not None,
     )
 
 

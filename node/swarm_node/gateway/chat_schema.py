@@ -1,12 +1,9 @@
-"""Defines the body of a chat request: messages, tools and probabilities, each field bounded.
-
-`calls_grammar` makes the grammar of answers that must call a tool, or whose calls must fit a schema.
-"""
+"""Defines the body of a chat request: messages, tools and probabilities, each field bounded."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from openai.types.shared import ReasoningEffort
@@ -14,12 +11,11 @@ from pydantic import AfterValidator, Discriminator, Field, GetJsonSchemaHandler,
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError
 from swarm.client.request import Prompt
-from swarm_protocol.errors import ConfigError
 from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import has_more_values
-from swarm_node.gateway.choice import CLOSING, OPENING
+from swarm_node.gateway.choice import CLOSING, Schema, calls_grammar
 from swarm_node.gateway.request_schema import (
     WHOLE,
     JsonObject,
@@ -33,11 +29,6 @@ from swarm_node.gateway.request_schema import (
 )
 from swarm_node.http.field_words import shown
 
-OPENED = json.dumps(OPENING)
-STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""The JSON style that most models write."""
-
-Schema = Mapping[str, Any]
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
@@ -255,8 +246,9 @@ class Prediction(StrictBody):
 
 
 class ChatRequest(SamplingRequest):
-    """The body of a request to `/v1/chat/completions`."""
+    """The body of a request to `/v1/chat/completions`. Its answer never begins with the prompt."""
 
+    echo: ClassVar[bool] = False
     neutral: ClassVar[Neutral] = {
         **SamplingRequest.neutral,
         "add_generation_prompt": (True,),
@@ -313,6 +305,18 @@ class ChatRequest(SamplingRequest):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def num_choices(self) -> int:
+        return self.n
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [chat_prompt(self.messages, self.offered_tools(), self.template_values)]
+
+    @property
+    def tool_names(self) -> list[str]:
+        return [tool.function.name for tool in self.offered_tools()]
+
+    @property
     def num_logprobs(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
@@ -358,43 +362,3 @@ class ChatRequest(SamplingRequest):
             for tool in tools
             if named in {None, tool.name}
         }
-
-
-def calls_grammar(
-    tools: Mapping[str, Schema], *, may_talk: bool, may_repeat: bool, answer: Schema | None = None
-) -> Grammar:
-    """Return the grammar, in llguidance's Lark with JSON schemas, of answers that call one of `tools`.
-
-    `tools` maps each tool to the schema of its arguments. `may_repeat` allows several calls. `may_talk` allows text
-    before and between calls, or text alone. With `answer`, the alternative to a call is a JSON text of that schema
-    instead. If only one call is allowed, the answer ends after it. Raises ConfigError if the schemas are too large.
-    """
-    if answer is None and may_talk:
-        start = "(opened call)* TEXT" if may_repeat else "TEXT | opened call"
-        # lazy: text ends where a call begins, not where it could no longer go on
-        rules = [
-            f"start: {start}",
-            f"opened[lazy]: /(?s:.*)/ {OPENED}",
-            f"TEXT: /(?s:.*)/ & ~/(?s:.*{OPENING}.*)/",
-        ]
-    else:
-        calls = f"{OPENED} call" + (f' ("\\n" {OPENED} call)*' if may_repeat else "")
-        rules = [f"start: {calls}{' | answer' if may_talk else ''}"]
-    if answer is not None:
-        rules.append(f"answer: %json {_styled(answer)}")
-    rules.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
-    for index, (name, arguments) in enumerate(tools.items()):
-        head = json.dumps(f'\n{{"name": {json.dumps(name)}, "arguments": ')
-        rules.append(f"call_{index}: {head} arguments_{index} {json.dumps('}' + chr(10) + CLOSING)}")
-        rules.append(f"arguments_{index}: %json {_styled(arguments)}")
-    try:
-        return Grammar(kind="lark", text="\n".join(rules))
-    except ValueError as error:
-        raise ConfigError(f"the tools cannot be made a grammar: {error}", remedy="offer fewer tools") from None
-
-
-def _styled(schema: Schema) -> str:
-    try:
-        return json.dumps({**schema, "x-guidance": STYLE})
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ConfigError(f"a JSON schema cannot be used: {error}", remedy="use another one") from None

@@ -2,7 +2,8 @@
 
 Tool calls are recognized in the text in the form `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, which the
 templates of Hermes (Teknium et al. 2024, arXiv 2408.11857) and Qwen teach. Other forms, a tool that was not offered,
-broken JSON and a call without an end remain text. A call that the token limit cuts off is not shown.
+broken JSON and a call without an end remain text. A call that the token limit cuts off is not shown. `calls_grammar`
+makes the grammar of answers that must call a tool, or whose calls must fit a schema.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import re
 import secrets
 import sys
 from codecs import getincrementaldecoder
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from swarm.client import Token
+from swarm_protocol.errors import ConfigError
+from swarm_protocol.sampler import Grammar
 
 from swarm_node.gateway import http_limits
 
@@ -25,9 +28,13 @@ _new_decoder = getincrementaldecoder("utf-8")
 
 OPENING = "<tool_call>"
 CLOSING = "</tool_call>"
+_OPENED = json.dumps(OPENING)
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""The JSON style that most models write."""
 MAX_HELD_SPACES = 64
 _ESCAPED = re.compile(r"\\.")
 
+Schema = Mapping[str, Any]
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 
@@ -246,3 +253,43 @@ def _num_undecided(text: str) -> int:
 def _num_begun(text: str) -> int:
     """Count the characters at the end that are the beginning of OPENING."""
     return next((n for n in range(len(OPENING) - 1, 0, -1) if text.endswith(OPENING[:n])), 0)
+
+
+def calls_grammar(
+    tools: Mapping[str, Schema], *, may_talk: bool, may_repeat: bool, answer: Schema | None = None
+) -> Grammar:
+    """Return the grammar, in llguidance's Lark with JSON schemas, of answers that call one of `tools`.
+
+    `tools` maps each tool to the schema of its arguments. `may_repeat` allows several calls. `may_talk` allows text
+    before and between calls, or text alone. With `answer`, the alternative to a call is a JSON text of that schema
+    instead. If only one call is allowed, the answer ends after it. Raises ConfigError if the schemas are too large.
+    """
+    if answer is None and may_talk:
+        start = "(opened call)* TEXT" if may_repeat else "TEXT | opened call"
+        # lazy: text ends where a call begins, not where it could no longer go on
+        rules = [
+            f"start: {start}",
+            f"opened[lazy]: /(?s:.*)/ {_OPENED}",
+            f"TEXT: /(?s:.*)/ & ~/(?s:.*{OPENING}.*)/",
+        ]
+    else:
+        calls = f"{_OPENED} call" + (f' ("\\n" {_OPENED} call)*' if may_repeat else "")
+        rules = [f"start: {calls}{' | answer' if may_talk else ''}"]
+    if answer is not None:
+        rules.append(f"answer: %json {_styled(answer)}")
+    rules.append(f"call: {' | '.join(f'call_{index}' for index in range(len(tools)))}")
+    for index, (name, arguments) in enumerate(tools.items()):
+        head = json.dumps(f'\n{{"name": {json.dumps(name)}, "arguments": ')
+        rules.append(f"call_{index}: {head} arguments_{index} {json.dumps('}' + chr(10) + CLOSING)}")
+        rules.append(f"arguments_{index}: %json {_styled(arguments)}")
+    try:
+        return Grammar(kind="lark", text="\n".join(rules))
+    except ValueError as error:
+        raise ConfigError(f"the tools cannot be made a grammar: {error}", remedy="offer fewer tools") from None
+
+
+def _styled(schema: Schema) -> str:
+    try:
+        return json.dumps({**schema, "x-guidance": STYLE})
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"a JSON schema cannot be used: {error}", remedy="use another one") from None

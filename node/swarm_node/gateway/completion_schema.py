@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
+from swarm.client.request import Prompt
 
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.request_schema import (
@@ -36,6 +38,7 @@ Prompts = Annotated[
 class CompletionRequest(SamplingRequest):
     """The body of a completion request. After validation `prompt` is always a list."""
 
+    tool_names: ClassVar[Sequence[str]] = ()
     neutral: ClassVar[Neutral] = {
         **SamplingRequest.neutral,
         "add_special_tokens": (True,),
@@ -49,7 +52,7 @@ class CompletionRequest(SamplingRequest):
 
     @model_validator(mode="after")
     def _few_choices(self) -> CompletionRequest:
-        if len(self.prompt) * self.n > http_limits.MAX_CHOICES:
+        if self.num_choices > http_limits.MAX_CHOICES:
             raise unfit("n", f"the number of prompts times n must be at most {http_limits.MAX_CHOICES}")
         return self
 
@@ -58,6 +61,18 @@ class CompletionRequest(SamplingRequest):
         if self.max_tokens == 0 and not self.echo:
             raise unfit("max_tokens", "it must be at least 1 without echo")
         return self
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [Prompt(prompt=prompt) for prompt in self.prompt]
+
+    @property
+    def num_choices(self) -> int:
+        return self.n * len(self.prompt)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def num_new_tokens(self) -> int:

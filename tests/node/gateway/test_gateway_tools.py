@@ -18,8 +18,7 @@ from support.text_models import byte_tokenizer
 from support.work_count import num_lines
 from swarm.serving.grammar.grammar_masks import GrammarForkServer, GrammarProcess
 from swarm_node.gateway import http_limits
-from swarm_node.gateway.chat_schema import calls_grammar
-from swarm_node.gateway.choice import CLOSING, OPENING, ToolCall, ToolCallFinder
+from swarm_node.gateway.choice import CLOSING, OPENING, ToolCall, ToolCallFinder, calls_grammar
 
 HELLO = [{"role": "user", "content": "hi"}]
 WEATHER = {

@@ -105,7 +105,8 @@ class PlainHistory:
     async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
         found: dict[str, ContributionTotal] = {}
         for step in self._kept(list(self.told_steps.values())):
-            for peer_id, tokens in step.tokens.items():
+            tokens = step.step.num_tokens // max(1, step.step.num_members)
+            for peer_id in step.group:
                 before = found.get(peer_id, ContributionTotal(peer_id=peer_id, tokens=0, rounds=0))
                 found[peer_id] = replace(before, tokens=before.tokens + tokens, rounds=before.rounds + 1)
         return tuple(found.values())

@@ -47,7 +47,7 @@ class Swarm:
             phases_s={"interval": 500.0, "group": 1.0, "reduce": 60.0, "commit": 2.0, "apply": 1.0},
             bytes_per_parameter=None,
         )
-        return StepFact(run="run-1", group=group, tokens=dict.fromkeys(group, 1000), step=view)
+        return StepFact(run="run-1", group=group, step=view)
 
 
 def samples(at: float) -> SamplesFact:

@@ -25,7 +25,7 @@ from swarm_protocol.records import NodeRecord
 
 from swarm_node.dashboard.checkpoints import check_folder, checkpoint_files
 from swarm_node.dashboard.history.history import DashboardHistory
-from swarm_node.dashboard.history.reader import MAX_REFUSALS, MAX_STEPS, Turnover
+from swarm_node.dashboard.history.reader import MAX_REFUSALS, Turnover
 from swarm_node.dashboard.history.recorder import PresenceFact, SamplesFact
 from swarm_node.dashboard.history.store import sqlite_file, url_of
 from swarm_node.dashboard.model_views import server_view
@@ -298,7 +298,7 @@ class Collector:
             facts, since, refusals = followed.facts, followed.since, tuple(followed.refusals)
             kept = await self._history.steps(run_id)
             by_step = {step.outer_step: step for step in (*kept, *followed.steps)}
-            steps = downsampled([by_step[outer_step] for outer_step in sorted(by_step)], MAX_STEPS)
+            steps = downsampled([by_step[outer_step] for outer_step in sorted(by_step)])
         refusals = refusals or await self._history.refusals(run_id)
         totals = await self._history.contributions(run_id)
         return RunDetail(

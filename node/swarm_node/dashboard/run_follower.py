@@ -180,16 +180,8 @@ class FollowedRun:
         view = step_view(committed, before, step.reports, step.losses, parameters, known.at if known else at)
         later = [each for each in self.steps if each.outer_step > outer_step]
         self.steps = deque([*earlier, view, *later], maxlen=MAX_STEPS)
-        self.history.record(
-            StepFact(
-                run=self.run_id,
-                group=committed.group,
-                # a certificate has the group's total tokens, so each member gets an equal part
-                tokens=dict.fromkeys(committed.group, committed.num_tokens // max(1, committed.num_trainers)),
-                step=view,
-                file=self.file.text if self.file else "",
-            )
-        )
+        file = self.file.text if self.file else ""
+        self.history.record(StepFact(run=self.run_id, group=committed.group, step=view, file=file))
 
     def _take_validation(self, peer_id: str, report: ValidationReport) -> bool:
         """Take in a held-out loss. Return whether it is new and belongs to a step that is still open."""

@@ -18,7 +18,7 @@ from swarm.training.trainer_events import OtherHistory
 from swarm_protocol.identity import short_id
 from swarm_protocol.records import RoundReport, TrainerRecord
 
-from swarm_node.dashboard.history.reader import MAX_CONTRIBUTORS, ContributionTotal, evenly
+from swarm_node.dashboard.history.reader import MAX_CONTRIBUTORS, MAX_STEPS, ContributionTotal, evenly
 from swarm_node.dashboard.views import BanView, ContributorView, RunView, StepView
 from swarm_node.formatting import plural, shown, utc
 from swarm_node.network_snapshot import Listed
@@ -249,9 +249,9 @@ def contributor_view(
     )
 
 
-def downsampled(steps: Sequence[StepView], most: int) -> tuple[StepView, ...]:
-    """Return at most `most` steps, evenly chosen, with the first and the last. Validated steps are preferred."""
-    return tuple(steps[at] for at in evenly([step.validation_loss is not None for step in steps], most))
+def downsampled(steps: Sequence[StepView]) -> tuple[StepView, ...]:
+    """Return at most MAX_STEPS steps, evenly chosen, with the first and the last. Validated steps are preferred."""
+    return tuple(steps[at] for at in evenly([step.validation_loss is not None for step in steps], MAX_STEPS))
 
 
 def _newest(facts: RunFacts, members: Trainers) -> tuple[int, str]:

@@ -223,7 +223,7 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
         async with world() as found:
             for number in (1, 2):
                 view = step(number, at + number)
-                found.history.record(StepFact(run="story", group=("ann", "bob"), tokens={"ann": 7}, step=view))
+                found.history.record(StepFact(run="story", group=("ann", "bob"), step=view))
             await found.looks()
             detail = await detail_of(found, "story")
             assert (detail.run.state, detail.run.outer_step, detail.run.remembered) == ("gone", 2, at + 2)
@@ -232,9 +232,10 @@ def test_run_that_only_the_history_knows_is_shown_and_says_so() -> None:
             )
             assert [(each.outer_step, each.num_members) for each in detail.steps] == [(1, 2), (2, 2)]
             assert detail.run.losses == tuple(each.loss for each in detail.steps)
-            assert [(each.peer_id, each.state, each.tokens) for each in detail.contributors] == [("ann", "gone", 14)]
+            told = [(each.peer_id, each.state, each.tokens) for each in detail.contributors]
+            assert told == [("ann", "gone", 20), ("bob", "gone", 20)]
             assert await found.collector.run("another") is None
-            found.history.record(StepFact(run="later", group=("ann",), tokens={}, step=step(1, at + 9)))
+            found.history.record(StepFact(run="later", group=("ann",), step=step(1, at + 9)))
         async with world(history=found.history) as restarted:
             await restarted.looks(3)
             assert [view.run for view in restarted.collector.overview().runs] == ["later", "story"]
@@ -256,7 +257,7 @@ def test_dashboard_goes_on_when_a_run_in_its_history_cannot_be_shown(
 
     async def main() -> None:
         async with world() as found:
-            found.history.record(StepFact(run="story", group=("ann",), tokens={}, step=step(1, 1_700_000_000.0)))
+            found.history.record(StepFact(run="story", group=("ann",), step=step(1, 1_700_000_000.0)))
             await found.looks(2)
             peer_id = await found.join("alder", trainer_record(3))
             await found.looks(2)
@@ -509,16 +510,16 @@ def test_projected_end_is_at_the_pace_of_the_newest_steps() -> None:
 
 def test_downsampled_keeps_first_and_last() -> None:
     steps = [step(number) for number in range(1, 1001)]
-    kept = downsampled(steps, 500)
+    kept = downsampled(steps)
     assert (len(kept), kept[0].outer_step, kept[-1].outer_step) == (500, 1, 1000)
     assert len({each.outer_step for each in kept}) == 500
-    assert downsampled(steps[:3], 500) == tuple(steps[:3])
+    assert downsampled(steps[:3]) == tuple(steps[:3])
 
 
 def test_downsampled_prefers_validated_steps() -> None:
     steps = [step(number) for number in range(1, 10_001)]
     steps = [each.model_copy(update={"validation_loss": 1.0}) if not each.outer_step % 10 else each for each in steps]
-    kept = downsampled(steps, 500)
+    kept = downsampled(steps)
     assert (len(kept), kept[0].outer_step, kept[-1].outer_step) == (500, 1, 10_000)
     assert [each.outer_step for each in kept] == sorted({each.outer_step for each in kept})
     assert sum(each.validation_loss is not None for each in kept) == 499

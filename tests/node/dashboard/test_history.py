@@ -72,12 +72,11 @@ def step(number: int, **values: object) -> StepFact:
         "digest": f"d{number}",
         "group": ("ada", "ben"),
         "num_tokens": 30,
-        "tokens": {"ada": 10, "ben": 20},
         **dict.fromkeys(("seconds", "bytes_per_parameter")),
         "phases_s": {},
     }
     given = fields | values
-    about = {name: given.pop(name) for name in ("run", "group", "tokens")}
+    about = {name: given.pop(name) for name in ("run", "group")}
     view = StepView.model_construct(**given, num_members=2)  # type: ignore[arg-type]
     return StepFact(**about, step=view)  # type: ignore[arg-type]
 
@@ -228,7 +227,7 @@ def test_step_recorded_again_adds_its_new_values_and_counts_once(place: Path | s
         assert (found.phases_s, found.seconds, found.bytes_per_parameter) == ({"reduce": 2.5}, 60.0, 0.5)
         assert found.validation_loss == 1.25
         told = [(each.peer_id, each.tokens, each.rounds) for each in await history.contributions("run-1")]
-        assert told == [("ben", 20, 1), ("ada", 10, 1)]
+        assert told == [("ada", 15, 1), ("ben", 15, 1)]
 
     remembered(place, tell, ask)
     remembered(place, tell, ask)
@@ -237,12 +236,12 @@ def test_step_recorded_again_adds_its_new_values_and_counts_once(place: Path | s
 def test_contribution_is_of_all_runs(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         history.record(step(1))
-        history.record(step(2, tokens={}))
-        history.record(step(1, run="run-2", group=("ada",), tokens={"ada": 2**70, "eve": 5}))
+        history.record(step(2, num_tokens=0))
+        history.record(step(1, run="run-2", group=("ada",), num_tokens=2**70))
 
     async def ask(history: DashboardHistory) -> None:
         ada = await history.contribution("ada")
-        assert (ada.tokens, ada.rounds) == (2**53 + 10, 3)
+        assert (ada.tokens, ada.rounds) == (2**53 + 15, 3)
         eve = await history.contribution("eve")
         assert (eve.tokens, eve.rounds) == (0, 0)
 
@@ -282,7 +281,7 @@ def test_hostile_names_are_stored_as_plain_data(place: Path | str) -> None:  # n
         history.record(PresenceFact(NOW - 10, frozenset(HOSTILE)))
         for number, name in enumerate(HOSTILE):
             history.record(SamplesFact(NOW, (SeriesSample(name=name, unit=name, value=float(number)),)))
-            history.record(step(1, run=name, digest=name, group=(name,), tokens={name: 7}, phases_s={name: 1.0}))
+            history.record(step(1, run=name, digest=name, group=(name,), num_tokens=14, phases_s={name: 1.0}))
             history.record(RefusalFact(name, refusal(1, peer_id=name, name=name, by_peer_id=name, reason=name)))
             history.record(ChangeEvent(at=NOW, kind="run", peer_id=name, words=name))
 

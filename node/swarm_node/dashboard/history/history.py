@@ -63,7 +63,7 @@ class DashboardHistory:
         self._writer = HistoryWriter(
             place, limits=self._limits, timing=timing or WriterTiming(), clock=clock, warn=self._warn
         )
-        self._queries = QueryPool(READ_S)
+        self._queries = QueryPool()
 
     async def __aenter__(self) -> Self:
         """Wait up to OPEN_S for the database. A slower one is opened in the background."""
@@ -171,8 +171,7 @@ class QueryPool:
     Owned by the event loop.
     """
 
-    def __init__(self, deadline_s: float) -> None:
-        self._deadline_s = deadline_s
+    def __init__(self) -> None:
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="history-read")
         self._asked: dict[Hashable, asyncio.Future[Any]] = {}
 
@@ -185,7 +184,7 @@ class QueryPool:
         if answer is None:
             answer = self._begin(key, read)
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with asyncio.timeout(READ_S):
                 return await asyncio.shield(answer)
         except TimeoutError as error:
             raise _slow("the history did not answer in time") from error

@@ -10,7 +10,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from sqlalchemy import Connection, Table, case, func, insert, literal, select, update
@@ -58,8 +58,8 @@ class SeriesSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFact:
-    """A committed outer step of a run. `tokens` is by peer id, as far as known. All of `group` count as having had a
-    round. `file` is the text of the run's signed file, which is kept once.
+    """A committed outer step of a run. All of `group` count as having had a round and an equal part of its tokens,
+    since a certificate has only their sum. `file` is the text of the run's signed file, which is kept once.
 
     The same step may be recorded again when more is known: contributions are counted once, while `phases_s`, `seconds`,
     `bytes_per_parameter` and `validation_loss` are updated.
@@ -68,7 +68,6 @@ class StepFact:
     run: str
     group: tuple[str, ...]
     step: StepView
-    tokens: Mapping[str, int] = field(default_factory=dict)
     file: str = ""
 
     @property
@@ -202,7 +201,7 @@ class FactRecorder:
         step = fact.step
         run = _run(connection, fact.run, step.at)
         connection.execute(update(runs).where(runs.c.id == run, runs.c.file.is_(None)).values(file=fact.file or None))
-        group = {bounded(peer): whole(fact.tokens.get(peer, 0)) for peer in fact.group[:MAX_MEMBERS]}
+        group = list(dict.fromkeys(map(bounded, fact.group[:MAX_MEMBERS])))
         numbers = _numbers(connection, nodes, "peer_id", group)
         row = {
             "outer_step": whole(step.outer_step),
@@ -223,7 +222,8 @@ class FactRecorder:
                 connection.execute(update(steps).where(*key).values(known))
             return
         connection.execute(insert(steps), row)
-        parts = [{"run_id": run, "node_id": numbers[p], "tokens": tokens, "rounds": 1} for p, tokens in group.items()]
+        tokens = whole(step.num_tokens // max(1, step.num_members))
+        parts = [{"run_id": run, "node_id": numbers[peer], "tokens": tokens, "rounds": 1} for peer in group]
         if parts:
             connection.execute(_adding(connection, contributions, ["run_id", "node_id"], "tokens", "rounds"), parts)
 

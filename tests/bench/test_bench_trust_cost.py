@@ -39,8 +39,9 @@ from swarm.training.allreduce.part_streams import PartStreams
 from swarm.training.evidence import interval_audits, wrong_interval
 from swarm.training.inner.inner_loop import InnerLoop
 from swarm.training.inner.interval import prepare
-from swarm.training.member import held_out_effects, reductions
-from swarm.training.member.peer_calls import ReportCalls, TakenReports, VoteCalls
+from swarm.training.member import held_out_effects, reductions, round_driver
+from swarm.training.member.peer_calls import TakenReports, cast_vote, send_report
+from swarm.training.member.progress_reports import RoundLog
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
 from swarm.training.state.certificate import RunSignatures
@@ -122,14 +123,20 @@ class ByteKinds:
             async with opened(streams, peer, opening) as stream:
                 yield stream
 
+        def counted_messages(log: RoundLog, num_bytes: int) -> None:
+            if self._kind.get() != "payload":  # whose bytes are counted above
+                self.sent[self._kind.get()] += num_bytes
+            log.bytes_sent += num_bytes
+
         with monkeypatch.context() as patch:
             patch.setattr(PartStreams, "send", counted)
             patch.setattr(PartStreams, "open", counted_open)
             for name in ("answer", "_ask"):
                 patch.setattr(Auditing, name, self._of_kind("audits", getattr(Auditing, name)))
-            patch.setattr(VoteCalls, "cast", self._of_calls("votes", VoteCalls.cast))
-            patch.setattr(TakenReports, "sign", self._of_calls("groups", TakenReports.sign))
-            patch.setattr(ReportCalls, "send", self._of_calls("reports", ReportCalls.send))
+            patch.setattr(RoundLog, "sent", counted_messages)
+            patch.setattr(TakenReports, "sign", self._of_kind("groups", TakenReports.sign))
+            patch.setattr(round_driver, "cast_vote", self._of_kind("votes", cast_vote))
+            patch.setattr(round_driver, "send_report", self._of_kind("reports", send_report))
             yield
 
     def _of_kind(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -139,16 +146,6 @@ class ByteKinds:
                 return await method(*arguments)
             finally:
                 self._kind.reset(token)
-
-        return marked
-
-    def _of_calls(self, kind: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        async def marked(sender: VoteCalls | TakenReports | ReportCalls, *arguments: Any) -> Any:
-            before = sender.bytes_sent
-            try:
-                return await method(sender, *arguments)
-            finally:
-                self.sent[kind] += sender.bytes_sent - before
 
         return marked
 

@@ -163,7 +163,7 @@ class Quitter(AlteredMember):
         def listen(driver: RoundDriver | None) -> None:
             set_driver(driver)
             if driver is not None:
-                events = driver._events
+                events = driver.events
                 put = events.put_nowait
                 events.put_nowait = lambda event: (self._leave_group(event, background), put(event))[1]  # type: ignore[method-assign]
 

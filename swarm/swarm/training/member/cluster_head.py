@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,12 +43,11 @@ from swarm.training.allreduce.parts import (
     leaf_values,
     num_values,
 )
+from swarm.training.member.current_step import CurrentStep
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.group_formation import grace_after
 from swarm.training.round.group_members import num_presentable
-from swarm.training.round.round_state import RoundSetup
 from swarm.training.standing.standings import grants_in
-from swarm.training.state.run_context import RunContext
 from swarm.trust.mixing import leaf_beacon
 
 logger = logging.getLogger(__name__)
@@ -74,23 +73,13 @@ class _Seat:
 
 
 class ClusterHead:
-    """The cluster of the member of `context` in the step of `setup`, which began at `began_at`.
+    """The cluster that this member heads in one step."""
 
-    `on_reduced_weight` is called with each trainer whose weight the aggregation reduced notably, and a description.
-    """
-
-    def __init__(
-        self,
-        context: RunContext,
-        setup: RoundSetup,
-        *,
-        began_at: float,
-        on_reduced_weight: Callable[[str, str], None],
-    ) -> None:
-        self._context = context
-        self._setup = setup
-        self._began_at = began_at
-        self._on_reduced_weight = on_reduced_weight
+    def __init__(self, step: CurrentStep) -> None:
+        self._step = step
+        self._context = step.context
+        self._setup = setup = step.setup
+        self._began_at = step.state.began_at
         self._own_followers = setup.clusters.followers_of(setup.me)
         self._places = {peer: place for place, peer in enumerate(setup.leased)}
         self._frames = frames_of(setup.num_values)
@@ -153,7 +142,7 @@ class ClusterHead:
             return offer
         for peer, kept in kept_shares.items():
             how = f"keeps {kept:.0%} of its pull" if kept else "is left out"
-            self._on_reduced_weight(peer, f"its contribution {how} in this member's cluster")
+            self._step.note_reduced_weight(peer, f"its contribution {how} in this member's cluster")
         for seat in self._seats.values():
             seat.frames.clear()
         return result

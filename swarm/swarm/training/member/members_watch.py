@@ -68,7 +68,7 @@ class MembersWatch:
         began_s = now()
         while True:
             # a head tells its follower at once what is committed, and the follower notices when it goes
-            trains_s = math.inf if driver.role.is_led else interval_s
+            trains_s = math.inf if driver.is_led else interval_s
             if not roster or now() >= self._list_at_s:
                 await self._list(context, trains_s)
             claims = dict.fromkeys(driver.known, 0) | self._claims
@@ -83,7 +83,7 @@ class MembersWatch:
             self._on_look(context)
             passed_s = driver.waiting.seconds if driver.waiting else now() - began_s
             # a member that waits has nothing else to do, and may wait because it missed something
-            pause_s = WATCH_S if driver.waiting and not driver.role.is_led else watch_s(trains_s)
+            pause_s = WATCH_S if driver.waiting and not driver.is_led else watch_s(trains_s)
             await asyncio.sleep(pause_s if roster else min(WATCH_S, max(FIRST_WATCH_S, passed_s / 4)))
 
     def _drawn(self, free: Collection[str], further: Collection[str], roster: Sequence[str]) -> Sequence[str]:

@@ -272,10 +272,10 @@ class OuterSteps:
         return certificate
 
     def _report_step(self, driver: RoundDriver, proof: Proof, latest: IntervalResult | None, started: float) -> None:
-        now, bytes_sent = asyncio.get_running_loop().time(), driver.bytes_sent
+        now, bytes_sent = asyncio.get_running_loop().time(), driver.log.bytes_sent
         round_s = now - driver.offer.made_at if driver.offer else 0.0
         if proof.origin.num_tokens:
-            self.report = driver.log.report(proof.origin.step, bytes_sent, self.context.meter.latest_rates)
+            self.report = driver.log.report(proof.origin.step, self.context.meter.latest_rates)
         self._reports.on_event(
             event_of_commit(proof, latest, bytes_sent=bytes_sent, seconds=now - started, round_s=round_s)
         )

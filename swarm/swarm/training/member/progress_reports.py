@@ -52,12 +52,13 @@ DOWNWEIGHTED: Weight = 2
 
 
 class RoundLog:
-    """Records how a member spends one step's time, over all attempts, and which peers it refuses.
+    """Records how a member spends one step's time, over all attempts, what it sends, and which peers it refuses.
 
     `round_driver` owns it, `outer_steps` reads it. Times are the loop's.
     """
 
     def __init__(self) -> None:
+        self.bytes_sent = 0
         self._seconds: dict[Measured, float] = {}
         self._phase: Measured | None = None
         self._since = 0.0
@@ -68,6 +69,10 @@ class RoundLog:
         if self._phase is not None:
             self.add(self._phase, now - self._since)
         self._phase, self._since = phase, now
+
+    def sent(self, num_bytes: int) -> None:
+        """Count bytes that this member sends to others."""
+        self.bytes_sent += num_bytes
 
     def add(self, phase: Measured, seconds: float) -> None:
         self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
@@ -87,13 +92,13 @@ class RoundLog:
             if before.get(peer_id) != reason:
                 self.refuse(peer_id, reason, BROKE_PROTOCOL)
 
-    def report(self, outer_step: int, bytes_sent: int, rates_from: Mapping[str, float]) -> RoundReport:
+    def report(self, outer_step: int, rates_from: Mapping[str, float]) -> RoundReport:
         slowest = sorted(rates_from.items(), key=lambda each: each[1])[: limits.MAX_REPORTED_RATES]
         worst = sorted(self._refused.items(), key=lambda item: item[1][0])[: limits.MAX_REFUSALS]
         return RoundReport(
             outer_step=outer_step,
             phases_s={phase: min(max(0.0, each), limits.MAX_MEASURED_S) for phase, each in self._seconds.items()},
-            bytes_sent=min(bytes_sent, limits.MAX_ROUND_BYTES),
+            bytes_sent=min(self.bytes_sent, limits.MAX_ROUND_BYTES),
             refused=tuple(Refusal(peer_id=peer_id, reason=_line(reason)) for peer_id, (_, reason) in worst),
             rates_from={peer_id: min(rate, limits.MAX_LINK_BYTES_PER_S) for peer_id, rate in slowest},
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,6 @@ from swarm_compression.codec import Data
 from swarm_protocol.envelope import OutOfTime
 from swarm_protocol.errors import PeerError, PeerViolation, RoundError, SwarmError
 from swarm_protocol.identity import short_id
-from swarm_protocol.proof_messages import Evidence
 from swarm_protocol.reduction_messages import PartStatement, ReduceOpening
 from swarm_protocol.training_messages import Group, SignedGroup
 
@@ -33,10 +32,11 @@ from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, Undecod
 from swarm.training.allreduce.peer_connections import MeteredStream
 from swarm.training.evidence.interval_audits import DrawnInterval
 from swarm.training.evidence.wrong_interval import draw_leaves, draw_validators
+from swarm.training.member.current_step import CurrentStep
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.clusters import has_contributed
-from swarm.training.round.round_events import Event, Recover, Reduced, ReduceFailed
+from swarm.training.round.round_events import Recover, Reduced, ReduceFailed
 from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
@@ -55,35 +55,20 @@ resumed while another is tried."""
 
 
 class Reductions:
-    """Runs the reductions of one step. `feed` takes the events in which they end, and `convict` takes evidence that
-    another member has lied. `on_reduced_weight` is called with each member whose weight the aggregation reduced
-    notably, and a description."""
+    """Runs the reductions of one step."""
 
-    def __init__(
-        self,
-        context: RunContext,
-        feed: Callable[[Event], None],
-        on_reduced_weight: Callable[[str, str], None],
-        convict: Callable[[Sequence[Evidence]], Awaitable[None]],
-    ) -> None:
+    def __init__(self, step: CurrentStep) -> None:
         self.drawn: DrawnInterval | None = None
         """The interval that this member is to validate, once the step is committed."""
         self.measurable: DrawnSlices | None = None
         """This member's slices of the contributions that the step's outcome draws to be measured."""
-        self._context = context
-        self._feed = feed
-        self._on_reduced_weight = on_reduced_weight
-        self._convict = convict
+        self._step = step
+        self._context = step.context
         # by the digests of their groups. Earlier attempts are kept, too: their streams may still be served
         self._reductions: dict[bytes, Auditing] = {}
         self._failed_groups: set[bytes] = set()
         self._changed = asyncio.Event()
         self._is_closed = False
-        self._bytes_of_dropped = 0
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._bytes_of_dropped + sum(each.butterfly.bytes_sent for each in self._reductions.values())
 
     async def reduce(self, signed: SignedGroup, offer: IntervalOffer | None) -> None:
         """Take part in the group's reduction with what this member offers, and audit the others. Ends with Reduced,
@@ -96,7 +81,7 @@ class Reductions:
         try:
             context.signatures.check_commitments(signed)
         except SwarmError as error:
-            self._feed(reduce_failed(group.attempt, error))
+            self._step.feed(reduce_failed(group.attempt, error))
             return
         streams = PartStreams(
             context.connections,
@@ -129,7 +114,7 @@ class Reductions:
             return
         for peer, kept in butterfly.own.reducer.kept_shares.items():
             how = f"keeps {kept:.0%} of its weight" if kept else "is left out"
-            self._on_reduced_weight(peer, f"its contribution {how} in the part that this member reduces")
+            self._step.note_reduced_weight(peer, f"its contribution {how} in the part that this member reduces")
         await self._propose(group.attempt, signed.digest, group, parts)
 
     async def _is_right(
@@ -145,7 +130,7 @@ class Reductions:
             audit = auditing.audit(parts, within_s)
             await (audit if are_given else _unblamed(audit))
         except NotAudited as error:
-            self._feed(replace(reduce_failed(attempt, error), unaudited=True))
+            self._step.feed(replace(reduce_failed(attempt, error), unaudited=True))
         except SwarmError as error:
             await self._failed(attempt, error)
         else:
@@ -155,14 +140,14 @@ class Reductions:
     async def _failed(self, attempt: int, error: SwarmError) -> None:
         """End the attempt: by the evidence in `error` if it has some that convicts, else by ReduceFailed."""
         if not isinstance(error, CaughtLying):
-            self._feed(reduce_failed(attempt, error))
+            self._step.feed(reduce_failed(attempt, error))
             return
         logger.warning("%s lied: %s", short_id(error.peer_id), error.message)
         try:
-            await self._convict(error.evidence)
+            await self._step.convictions.convict(error.evidence)
         except SwarmError as failure:  # too large, for instance: then this member only accuses the peer
             logger.warning("this lie could not be turned into evidence: %s", failure)
-            self._feed(reduce_failed(attempt, error))
+            self._step.feed(reduce_failed(attempt, error))
 
     async def recover(self, action: Recover) -> None:
         """Fetch the parts of an outcome from other members. Ends with Reduced, with ReduceFailed, or with evidence."""
@@ -170,7 +155,7 @@ class Reductions:
         context, attempt = self._context, signed.group.attempt
         await repair_if_damaged(context, signed.group)
         if context.replica.proposal(outcome) is not None:
-            self._feed(Reduced(attempt=attempt, outcome=outcome))
+            self._step.feed(Reduced(attempt=attempt, outcome=outcome))
             return
         try:
             origin = context.signatures.read_group(signed.group.origin or signed.data, context.network.now()).group
@@ -178,12 +163,14 @@ class Reductions:
             if not (are_given := len(parts) == len(outcome.part_digests)):
                 parts = await context.fetcher.parts(origin, outcome, action.holders, context.codec)
         except SwarmError as error:
-            self._feed(reduce_failed(attempt, error))
+            self._step.feed(reduce_failed(attempt, error))
             return
         if parts and not action.is_audited:
             auditing = self._reductions.get(outcome.origin_digest)
             if auditing is None:
-                self._feed(reduce_failed(attempt, RoundError("this member cannot audit parts that it had no share in")))
+                self._step.feed(
+                    reduce_failed(attempt, RoundError("this member cannot audit parts that it had no share in"))
+                )
                 return
             # those that voted wait for this member's vote
             if not await self._is_right(auditing, attempt, parts, signed.group.vote_s / 2, are_given=are_given):
@@ -253,18 +240,20 @@ class Reductions:
         self._is_closed = True
         self._changed.set()
         for each in self._reductions.values():
-            each.butterfly.drop()
+            self._drop(each)
 
     def _add(self, digest: bytes, auditing: Auditing) -> None:
         """Serve another reduction, and drop all but the newest NUM_KEPT: attempts that fail one after the other would
         otherwise fill the memory."""
         self._reductions[digest] = auditing
         for old in list(self._reductions)[:-NUM_KEPT]:
-            butterfly = self._reductions.pop(old).butterfly
-            self._bytes_of_dropped += butterfly.bytes_sent
-            butterfly.drop()
+            self._drop(self._reductions.pop(old))
         self._changed.set()
         self._changed = asyncio.Event()
+
+    def _drop(self, auditing: Auditing) -> None:
+        self._step.log.sent(auditing.butterfly.bytes_sent)
+        auditing.butterfly.drop()
 
     def _scheme(self, group: Group) -> ReductionScheme:
         context, config = self._context, self._context.replica.config
@@ -283,10 +272,10 @@ class Reductions:
         try:
             outcome = await self._context.replica.propose(self._context.executor, digest, origin, parts)
         except SwarmError as error:
-            self._feed(reduce_failed(attempt, error))
+            self._step.feed(reduce_failed(attempt, error))
         else:
             await self._context.failpoints.reached("round.proposed")
-            self._feed(Reduced(attempt=attempt, outcome=outcome))
+            self._step.feed(Reduced(attempt=attempt, outcome=outcome))
 
 
 async def _unblamed(audit: Coroutine[Any, Any, None]) -> None:

@@ -1,7 +1,7 @@
 """Drives the state machine of one step: turns its actions into calls, and their results into events.
 
-Promises are written to disk here. `peer_calls` carries reports, signed groups and votes, `cluster_role` the work of
-followers, and `reductions` the slices.
+Promises are written to disk here. `peer_calls` carries reports, signed groups and votes, `cluster_head` and
+`cluster_follower` the work of followers, and `reductions` the slices.
 
 A driver lives from one committed state to the next, the member's interval included. `run` owns its tasks. Requests of
 peers arrive through `round_service`.
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerRefused
@@ -23,10 +22,12 @@ from swarm_protocol.reduction_messages import ReduceOpening
 from swarm.network.interface import Stream
 from swarm.threads import in_executor
 from swarm.training.evidence.convictions import Convictions
-from swarm.training.member.cluster_role import ClusterRole
+from swarm.training.member.cluster_follower import ClusterFollower
+from swarm.training.member.cluster_head import ClusterHead
+from swarm.training.member.current_step import CurrentStep
 from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
-from swarm.training.member.peer_calls import PeerQueries, ReportCalls, StepTasks, TakenReports, VoteCalls, announce
-from swarm.training.member.progress_reports import DOWNWEIGHTED, LEFT_OUT, RoundLog, measured
+from swarm.training.member.peer_calls import PeerQueries, TakenReports, announce, cast_vote, send_report
+from swarm.training.member.progress_reports import measured
 from swarm.training.member.reductions import Reductions, commit_slices
 from swarm.training.member.shown_groups import ASK_AFTER_S, ShownGroups
 from swarm.training.round import state_machine
@@ -36,40 +37,31 @@ from swarm.training.round.round_events import (
     Action,
     Announce,
     Ask,
-    AttemptLeft,
     CastVote,
     Event,
     Finish,
     GiveUp,
     Offered,
-    Proven,
     Query,
     Recover,
     Reduce,
     Reply,
-    Reported,
     ShowEvidence,
-    Sighted,
     Sign,
     Tick,
-    Voted,
 )
-from swarm.training.round.round_state import RoundSetup, RoundState, may_leave_now
+from swarm.training.round.round_state import RoundState, may_leave_now
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import Waiting
 
 DISK_S = 2.0  # pause before a promise is written again that the disk did not take
-MAX_EVENTS = 4096
-"""Maximum events that wait, as they do while the disk is full. Beyond it, what peers tell is dropped: they tell it
-again, or are asked again."""
 
 
-class RoundDriver:
-    """Drives one step of the member of `context`, from `state` on. The task group `background` outlives the driver.
+class RoundDriver(CurrentStep):
+    """Drives one step of the member of `context`, from `state` on.
 
-    `intervals` makes this member's contribution, which is offered `rest_s` seconds after the interval has ended.
-    `promises` outlive the process; they are None if this member keeps none. `on_abort` is called with each failed
-    attempt, and once while the disk takes no promise.
+    The contribution is offered `rest_s` seconds after the interval has ended. `promises` outlive the process; they are
+    None if this member keeps none. The others are those of `CurrentStep`.
     """
 
     def __init__(
@@ -82,54 +74,23 @@ class RoundDriver:
         promises: PromiseFile | None,
         background: asyncio.TaskGroup,
         on_abort: Callable[[GiveUp], None],
-        rest_s: float = 0.0,
+        rest_s: float,
     ) -> None:
-        self.state = state
-        """The newest state of the state machine."""
-        self.log = RoundLog()
+        super().__init__(context, state, intervals, convictions=convictions, background=background, on_abort=on_abort)
         self.offer: IntervalOffer | None = None
         """This member's contribution, once its interval has ended."""
-        self._context = context
-        self._intervals = intervals
-        self._convictions = convictions
+        self.reductions = Reductions(self)
+        self.groups = ShownGroups(self)
+        self.queries = PeerQueries(self)
+        self.reports = TakenReports(self, self.queries, self.groups)
+        # a member without clusters is neither, nor is a trainer that takes a vacant place in the round
+        self._head = ClusterHead(self) if self.setup.me in self.setup.clusters.heads else None
+        self._follower = ClusterFollower(self, self.queries) if self.setup.follows else None
         self._promises = promises
-        self._on_abort = on_abort
         self._rest_s = rest_s
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._tasks = StepTasks()
         self._certificate = b""
         self._offered_at: float | None = None
         self._unwritten = ""  # why the disk takes no promise
-        self.reductions = Reductions(
-            context, self.feed, on_reduced_weight=self._count_less, convict=convictions.convict
-        )
-        self.groups = ShownGroups(context, lambda: self.state, feed=self.feed, heard=convictions.heard)
-        self.queries = PeerQueries(
-            context, lambda: self.state, self._tasks, feed=self.feed, on_certificate=convictions.hear
-        )
-        self.role = ClusterRole(
-            context,
-            self.setup,
-            began_at=state.began_at,
-            on_reduced_weight=self._count_less,
-            on_certificate=self.queries.take_certificate,
-            on_hurry=self.hurry,
-            on_abort=on_abort,
-        )
-        self.reports = TakenReports(
-            context,
-            self.setup,
-            self.groups,
-            feed=self.feed,
-            look_at=self.queries.look_at,
-            on_left_out=partial(self.log.refuse, weight=LEFT_OUT),
-        )
-        self._report_calls = ReportCalls(context, self.queries, self.groups, feed=self.feed)
-        self._votes = VoteCalls(context, feed=self.feed, background=background)
-
-    @property
-    def setup(self) -> RoundSetup:
-        return self.state.setup
 
     @property
     def group(self) -> tuple[str, ...]:
@@ -137,9 +98,9 @@ class RoundDriver:
         return self.state.signed.group.peer_ids if self.state.signed else ()
 
     @property
-    def bytes_sent(self) -> int:
-        senders = (self._report_calls, self.reports, self.reductions, self.role, self._votes)
-        return sum(each.bytes_sent for each in senders)
+    def is_led(self) -> bool:
+        """Return whether a head has accepted this follower, and will tell it what is committed."""
+        return self._follower is not None and self._follower.is_led
 
     @property
     def waiting(self) -> Waiting | None:
@@ -158,11 +119,6 @@ class RoundDriver:
         """The seconds since this member's contribution was offered, or None if it was not."""
         return None if self._offered_at is None else asyncio.get_running_loop().time() - self._offered_at
 
-    def feed(self, event: Event) -> None:
-        is_told = isinstance(event, Sighted | Reported | Voted | AttemptLeft | Proven)
-        if not is_told or self._events.qsize() < MAX_EVENTS:
-            self._events.put_nowait(event)
-
     def leave(self) -> None:
         """Make `run` check whether this member may leave now. Call this once `intervals` has been told to leave."""
         self.feed(Tick())
@@ -173,12 +129,13 @@ class RoundDriver:
         now = asyncio.get_running_loop().time
         self.log.enter(measured(self.state), now())
         async with asyncio.TaskGroup() as tasks:
-            self._tasks.open(tasks)
+            self.open(tasks)
             try:
-                self._tasks.start(self._offer_contribution(), "offer")
-                self._tasks.start(self.role.run(), "follow")
+                self.start(self._offer_contribution(), "offer")
+                if self._follower is not None:
+                    self.start(self._follower.run(), "follow")
                 while not self._certificate:
-                    if self._intervals.is_leaving and may_leave_now(self.state):
+                    if self.intervals.is_leaving and may_leave_now(self.state):
                         return b""
                     event = await self._next()
                     if isinstance(event, Offered):
@@ -188,12 +145,12 @@ class RoundDriver:
                     self.log.enter(measured(self.state), now())
                     self.log.refuse_new(self.state.faults.accused, before.faults.accused)
                     if self.state.asked != before.asked:
-                        self._tasks.end_attempt()
+                        self.end_attempt()
                     for action in actions:
                         if isinstance(action, Ask | Sign | CastVote) and not await self._keep_promise():
                             return b""
                         await self._act(action)
-                await self.reductions.keep_drawn(await self._context.check(self._certificate, is_own=True))
+                await self.reductions.keep_drawn(await self.context.check(self._certificate, is_own=True))
             finally:
                 self._close()
         return self._certificate
@@ -201,18 +158,18 @@ class RoundDriver:
     async def _next(self) -> Event:
         try:
             async with asyncio.timeout_at(state_machine.wake_at(self.state)):
-                return await self._events.get()
+                return await self.events.get()
         except TimeoutError:
             return Tick()
 
     async def _act(self, action: Action) -> None:  # noqa: C901 - one case an action
         match action:
             case Ask():
-                self._tasks.start(self._report_calls.send(action), "ask", in_attempt=True)
+                self.start(send_report(self, self.queries, self.groups, action), "ask", in_attempt=True)
             case Reduce(signed=signed):
-                self._tasks.start(self.reductions.reduce(signed, self.offer), "reduce", in_attempt=True)
+                self.start(self.reductions.reduce(signed, self.offer), "reduce", in_attempt=True)
             case Recover():
-                self._tasks.start(self.reductions.recover(action), "recover", in_attempt=True)
+                self.start(self.reductions.recover(action), "recover", in_attempt=True)
             case Reply(peer=peer, reply=reply):
                 self.reports.reply(peer, reply)
             case Query(peers=peers, hurry=hurry):
@@ -220,25 +177,21 @@ class RoundDriver:
             case Sign():
                 await self.reports.sign(action)
             case CastVote():
-                await self._votes.cast(action)
+                await cast_vote(self, action)
             case Announce(abort=abort, peers=peers):
-                await announce(self._context, abort, peers)
+                await announce(self.context, abort, peers)
             case ShowEvidence(peers=peers):
-                self._convictions.show(peers)
+                self.convictions.show(peers)
             case GiveUp():
-                self._tasks.end_attempt()
-                self._on_abort(action)
+                self.end_attempt()
+                self.on_abort(action)
             case Finish(certificate=certificate):
                 self._certificate = certificate
 
-    def _count_less(self, peer: str, how: str) -> None:
-        if peer != self.setup.me:  # the owners of the other parts say so, too: nobody refuses its own contribution
-            self.log.refuse(peer, how, DOWNWEIGHTED)
-
     def _query(self, peers: tuple[str, ...], *, hurry: bool) -> None:
         for peer in peers:
-            if peer != self._context.network.peer_id:
-                self._tasks.start(self.queries.query(peer, hurry=hurry), f"query {short_id(peer)}")
+            if peer != self.context.network.peer_id:
+                self.start(self.queries.query(peer, hurry=hurry), f"query {short_id(peer)}")
             elif hurry:
                 self.hurry()
 
@@ -248,35 +201,42 @@ class RoundDriver:
         store, promise = self._promises, promise_of(self.state)
         own_vote = promise.own_prepare_vote
         while store is not None and not store.has(promise):
-            parts = self._context.replica.parts_of(own_vote.vote.outcome.origin_digest) if own_vote is not None else ()
+            parts = self.context.replica.parts_of(own_vote.vote.outcome.origin_digest) if own_vote is not None else ()
             try:
-                await in_executor(self._context.executor, store.write, replace(promise, parts=parts))
+                await in_executor(self.context.executor, store.write, replace(promise, parts=parts))
             except ConfigError as error:
-                if self._intervals.is_leaving:
+                if self.intervals.is_leaving:
                     return False
                 if self._unwritten != (reason := str(error)):
                     self._unwritten = reason
-                    self._on_abort(GiveUp(step=self.setup.step, attempt=self.state.attempt, reason=reason, missing=()))
+                    self.on_abort(GiveUp(step=self.setup.step, attempt=self.state.attempt, reason=reason, missing=()))
                 await asyncio.sleep(DISK_S)
         self._unwritten = ""
         return True
 
     async def _offer_contribution(self) -> None:
         """Offer the contribution of this member's interval to the round, once the interval has ended."""
-        offer = await self._intervals.offer(self.setup.step)
+        offer = await self.intervals.offer(self.setup.step)
         if self._rest_s:
             await asyncio.sleep(self._rest_s)
         if offer.delta_F is not None:
             self.log.add("interval", offer.interval_s)
-        offer = replace(offer, contribution=replace(offer.contribution, leaving=self._intervals.is_leaving))
-        self.offer = await commit_slices(self._context, self.setup, await self.role.bring_in(offer))
+        offer = replace(offer, contribution=replace(offer.contribution, leaving=self.intervals.is_leaving))
+        if self._head is not None:
+            offer = await self._head.gather(offer)
+        if self._follower is not None:
+            self._follower.bring(offer)
+        self.offer = await commit_slices(self.context, self.setup, offer)
         self.feed(Offered(contribution=self.offer.contribution, interval_s=self.offer.interval_s))
 
     def _close(self) -> None:
         """End the tasks of the step, which is over, and answer the peers that wait."""
-        self._tasks.close()
+        self.end_tasks()
         self.reductions.close()
-        self.role.finish(self._certificate)
+        if self._head is not None:
+            self._head.finish(self._certificate)
+        if self._follower is not None:
+            self._follower.drop()
         if self.offer is not None:
             # the driver is part of reference cycles, and would keep 4 bytes per parameter until the next garbage
             # collection
@@ -291,24 +251,21 @@ class RoundDriver:
         if is_near and opening.group_digest not in self.groups:
             # a second group of one attempt convicts its coordinator, as long as the attempt lasts
             asking = self.groups.ask(peer, opening.group_digest, after_s=0.0 if self.group else ASK_AFTER_S)
-            self._tasks.start(asking, f"ask {short_id(peer)} for its group")
+            self.start(asking, f"ask {short_id(peer)} for its group")
         await self.reductions.accept(peer, opening, stream)
 
     async def follow(self, peer: str, request: FollowRequest, stream: Stream) -> None:
         """Take the work of `peer`, which follows this member, and serve its stream until the step is over."""
         if peer in self.state.faults.convicted:
             raise PeerRefused("evidence convicts it of a lie")
-        if await self.role.take_work(peer, request, stream):
+        if self._head is not None and request.state_digest == self.setup.state_digest:
+            await self._head.serve(peer, stream, request.credential)
             return
         self.queries.look_at(peer)  # or this member is behind
-        certificate = self._context.replica.certificate
+        certificate = self.context.replica.certificate
         await stream.send(FollowReply(kind="committed", certificate=certificate).to_bytes())
 
     @property
     def known(self) -> tuple[str, ...]:
         """The peers that this member has seen, empty once there is a roster, which then says who is there."""
         return () if self.setup.roster else self.state.known[: limits.MAX_GROUP_MEMBERS]
-
-    def hurry(self) -> None:
-        """End this member's interval."""
-        self._intervals.hurry(self.setup.step)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
 
 from swarm_protocol.commit_messages import Lock
 from swarm_protocol.envelope import issued_at, unverified
@@ -22,11 +21,9 @@ from swarm_protocol.reduction_messages import GroupRequest
 from swarm_protocol.training_messages import SignedGroup
 
 from swarm.newest_items import NewestItems
-from swarm.training.evidence.equivocation import EquivocationWatch
-from swarm.training.round.round_events import Event, Grouped
-from swarm.training.round.round_state import RoundState
+from swarm.training.member.current_step import CurrentStep
+from swarm.training.round.round_events import Grouped
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
-from swarm.training.state.run_context import RunContext
 
 logger = logging.getLogger(__name__)
 
@@ -44,24 +41,11 @@ an invitation that has expired. Clocks differ by seconds, and members ask for th
 
 
 class ShownGroups:
-    """The newest groups of one step that this member has seen and checked, by digest.
+    """The newest groups of one step that this member has seen and checked, by digest."""
 
-    `state` returns this member's state of the step. `feed` takes an event for each group that another member has shown;
-    `heard` records what was signed.
-    """
-
-    def __init__(
-        self,
-        context: RunContext,
-        state: Callable[[], RoundState],
-        *,
-        feed: Callable[[Event], None],
-        heard: EquivocationWatch,
-    ) -> None:
-        self._context = context
-        self._state = state
-        self._feed = feed
-        self._heard = heard
+    def __init__(self, step: CurrentStep) -> None:
+        self._step = step
+        self._context = step.context
         self._groups = NewestItems[bytes, bytes](MAX_GROUPS)
         self._asking: set[str] = set()
 
@@ -77,16 +61,22 @@ class ShownGroups:
             raise PeerRefused("this member has not seen this group")
         return self._groups[request.group_digest]
 
+    def read(self, data: bytes) -> SignedGroup:
+        """Return the group that the coordinator has signed in `data`, checked and kept. Raises as `check`."""
+        signed = self._context.signatures.read_group(data, self._context.network.now())
+        self.check(signed)
+        return signed
+
     def check(self, signed: SignedGroup) -> None:
         """Check the signatures of the reports and of the lock in a group of this step, and of the reports in the group
         that it resumes, and keep the group. Raises PeerViolation or IntegrityError if one is not genuine."""
         group, signatures = signed.group, self._context.signatures
-        if signed.digest in self or group.attempt < self._state().attempt:
+        if signed.digest in self or group.attempt < self._step.state.attempt:
             return  # attempts only grow, so a group of an earlier one is ignored
         if group.credentials and issued_at(signed.data) < self._context.network.now() - MAX_GROUP_AGE_S:
             raise PeerViolation("a group that lets newcomers in was signed long ago", peer_id=signed.signer)
         signatures.check_reports(signed)
-        self._heard.group(signed)
+        self._step.convictions.heard.group(signed)
         if group.lock is not None and signed.origin is not None:
             self.check_lock(group.lock, signed.origin)
             signatures.check_reports(signed.origin)  # otherwise it could say that a member leaves, which does not
@@ -95,9 +85,9 @@ class ShownGroups:
     def check_lock(self, lock: Lock, origin: SignedGroup) -> None:
         """Check that enough members have voted for the lock's outcome, which is from the group `origin`. Raises
         PeerViolation or IntegrityError if not."""
-        roster = self._state().setup.roster
+        roster = self._step.setup.roster
         self._context.signatures.check_lock(lock, origin, roster)
-        self._heard.lock(lock, origin, roster)
+        self._step.convictions.heard.lock(lock, origin, roster)
 
     async def ask(self, peer: str, digest: bytes, *, after_s: float) -> None:
         """Ask `peer` for the group with this digest, unless it arrives otherwise within `after_s`. At most one request
@@ -110,7 +100,7 @@ class ShownGroups:
             if digest not in self._groups:
                 signed = await self._asked(peer, digest)
                 self.check(signed)
-                self._feed(Grouped(signed=signed))
+                self._step.feed(Grouped(signed=signed))
         except SwarmError as error:
             logger.info("%s shows no group for its part: %s", short_id(peer), error)
         finally:
@@ -124,7 +114,7 @@ class ShownGroups:
         data = await context.network.call(peer, context.methods.group, request, timeout_s=CALL_TIMEOUT_S)
         if hashlib.sha256(data).digest() != digest:
             raise PeerViolation("it shows another group than its part is of", peer_id=peer)
-        if unverified(data).peer_id != self._state().coordinator:
+        if unverified(data).peer_id != self._step.state.coordinator:
             raise RoundError("the group of this part is not one that this member can be in")
         signed = context.signatures.read_group(data, context.network.now())
         if not {peer, context.network.peer_id} <= set(signed.group.peer_ids):

@@ -28,21 +28,10 @@ def accept(reductions: Reductions, peer: str) -> asyncio.Task[None]:
     return asyncio.create_task(reductions.accept(peer, opening, cast(Any, None)))
 
 
-def make_reductions() -> Reductions:
-    async def convict(_evidence: object) -> None:
-        pass
-
-    return Reductions(
-        cast(Any, SimpleNamespace()),
-        feed=lambda event: None,
-        on_reduced_weight=lambda peer, how: None,
-        convict=convict,
-    )
-
-
 def test_accept_that_times_out_leaves_the_places_of_streams_that_still_wait() -> None:
     async def main() -> None:
-        reductions, butterfly = make_reductions(), Butterfly()
+        step = SimpleNamespace(context=SimpleNamespace())
+        reductions, butterfly = Reductions(cast(Any, step)), Butterfly()
         early = accept(reductions, ME)
         await asyncio.sleep(GROUP_WAIT_S - 1.0)
         late = accept(reductions, COORDINATOR)

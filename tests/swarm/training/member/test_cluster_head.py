@@ -246,7 +246,8 @@ def test_head_keeps_nothing_of_newcomers_that_leave() -> None:
             num_values=NUM_VALUES,
             admits=lambda peer: True,
         )
-        head = ClusterHead(cast(Any, None), cast(Any, setup), began_at=0.0, on_reduced_weight=lambda *_: None)
+        step = SimpleNamespace(context=None, setup=setup, state=SimpleNamespace(began_at=0.0))
+        head = ClusterHead(cast(Any, step))
         for index in range(10):
             with pytest.raises(PeerViolation, match="too little"):
                 await head.serve(identity_of(f"newcomer {index}").peer_id, cast(Any, Leaves()))

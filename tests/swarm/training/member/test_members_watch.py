@@ -42,7 +42,7 @@ def watch_for(
         driving: Any = SimpleNamespace(
             setup=SimpleNamespace(roster=HEADS),
             queries=SimpleNamespace(look_at=look_at, looking_at=looking_at),
-            role=SimpleNamespace(is_led=is_led),
+            is_led=is_led,
             **{"waiting": None, **driver},
         )
         context: Any = SimpleNamespace(

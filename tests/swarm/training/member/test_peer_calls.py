@@ -11,14 +11,9 @@ from support.round_scripts import COORDINATOR, DIGEST, FIRST, ME, OUTCOME, RUN, 
 from support.training_swarm import placed_votes
 from swarm.network.interface import no_failpoints
 from swarm.testing import virtual_time
-from swarm.training.member.peer_calls import (
-    MAX_LOOKING_AT,
-    PeerQueries,
-    ReportCalls,
-    StepTasks,
-    TakenReports,
-    VoteCalls,
-)
+from swarm.training.member.current_step import CurrentStep
+from swarm.training.member.peer_calls import MAX_LOOKING_AT, PeerQueries, TakenReports, cast_vote, send_report
+from swarm.training.member.progress_reports import RoundLog
 from swarm.training.round.round_events import Ask, CastVote, Lost, Sign, Voted
 from swarm.training.run.methods import Methods
 from swarm.training.state.certificate import RunSignatures
@@ -46,12 +41,13 @@ def test_report_counts_as_sent_when_the_end_of_the_attempt_cancels_it() -> None:
             methods=Methods("run"),
             signatures=SimpleNamespace(sign_report=lambda report: report),
         )
-        calls = ReportCalls(cast(Any, context), cast(Any, None), cast(Any, None), feed=lambda _: None)
-        sending = asyncio.create_task(calls.send(Ask(peer=COORDINATOR, ready=ready())))
+        step: Any = SimpleNamespace(context=context, log=RoundLog())
+        asked = Ask(peer=COORDINATOR, ready=ready())
+        sending = asyncio.create_task(send_report(step, cast(Any, None), cast(Any, None), asked))
         await asyncio.sleep(1.0)
         sending.cancel()
         await asyncio.wait({sending})
-        assert calls.bytes_sent == len(ready().to_bytes())
+        assert step.log.bytes_sent == len(ready().to_bytes())
 
     virtual_time.run(main())
 
@@ -72,8 +68,8 @@ def test_vote_that_does_not_arrive_is_lost_for_its_own_attempt() -> None:
         )
         fed, vote = list[Any](), replace(FIRST.vote(OUTCOME, "prepare"), attempt=3)
         async with asyncio.TaskGroup() as background:
-            calls = VoteCalls(cast(Any, context), feed=fed.append, background=background)
-            await calls.cast(CastVote(vote=vote, peers=(COORDINATOR,)))
+            step = SimpleNamespace(context=context, feed=fed.append, background=background, log=RoundLog())
+            await cast_vote(cast(Any, step), CastVote(vote=vote, peers=(COORDINATOR,)))
         assert fed == [Voted(peer=ME, vote=vote), Lost(peer=COORDINATOR, reason="no route", attempt=3)]
 
     virtual_time.run(main())
@@ -92,14 +88,9 @@ def test_coordinator_has_the_origin_of_the_group_that_it_signs() -> None:
 
     async def main() -> None:
         context = SimpleNamespace(failpoints=no_failpoints, network=SimpleNamespace(now=lambda: NOW), signatures=author)
-        reports = TakenReports(
-            cast(Any, context),
-            setup(),
-            cast(Any, SimpleNamespace(add=lambda _: None)),
-            feed=fed.append,
-            look_at=lambda _: None,
-            on_left_out=lambda *_: None,
-        )
+        step = SimpleNamespace(context=context, setup=setup(), feed=fed.append, log=RoundLog())
+        groups = SimpleNamespace(add=lambda _: None)
+        reports = TakenReports(cast(Any, step), cast(Any, None), cast(Any, groups))
         await reports.sign(Sign(group=resuming, left_out={}))
 
     virtual_time.run(main())
@@ -121,21 +112,16 @@ def test_members_are_asked_where_they_are_while_strangers_hold_all_places() -> N
     async def main() -> None:
         state = SimpleNamespace(setup=SimpleNamespace(roster=("me", "member"), step=1), attempt=0)
         context = SimpleNamespace(network=SimpleNamespace(peer_id="me"), run="run", standing=never_answers)
-        tasks = StepTasks()
-        queries = PeerQueries(
-            cast(Any, context),
-            lambda: cast(Any, state),
-            tasks,
-            feed=lambda _: None,
-            on_certificate=lambda _: None,
-        )
+        none: Any = None
+        step = CurrentStep(cast(Any, context), cast(Any, state), none, convictions=none, background=none, on_abort=none)
+        queries = PeerQueries(step)
         strangers = [f"stranger {index}" for index in range(MAX_LOOKING_AT)]
         async with asyncio.TaskGroup() as group:
-            tasks.open(group)
+            step.open(group)
             for peer in (*strangers, "one more", "member", "member", "me"):
                 queries.look_at(peer)
             await asyncio.sleep(1.0)
             assert asked == [*strangers, "member"]
-            tasks.close()
+            step.end_tasks()
 
     virtual_time.run(main())

@@ -47,7 +47,7 @@ def test_log_adds_up_each_phases_time_over_all_attempts() -> None:
     log.add("interval", 9.0)
     log.enter(None, 118.5)
     log.enter(None, 200.0)
-    assert log.report(3, 5, {}).phases_s == {
+    assert log.report(3, {}).phases_s == {
         "interval": 9.0,
         "group": 2.0,
         "reduce": 6.0,
@@ -98,7 +98,7 @@ def test_log_reports_the_worst_refusals_one_for_each_peer() -> None:
     log.refuse(peer(0), "it sent more nonsense", BROKE_PROTOCOL)
     log.refuse(peer(0), "too late", LEFT_OUT)
     log.refuse(peer(99), "too late", LEFT_OUT)
-    refused = log.report(1, 0, {}).refused
+    refused = log.report(1, {}).refused
     assert len(refused) == limits.MAX_REFUSALS
     assert refused[:2] == (
         Refusal(peer_id=peer(0), reason="it sent nonsense"),
@@ -109,7 +109,7 @@ def test_log_reports_the_worst_refusals_one_for_each_peer() -> None:
 def test_log_takes_only_new_accusations() -> None:
     log = RoundLog()
     log.refuse_new({peer(0): "old", peer(1): "new"}, {peer(0): "old"})
-    assert log.report(1, 0, {}).refused == (Refusal(peer_id=peer(1), reason="new"),)
+    assert log.report(1, {}).refused == (Refusal(peer_id=peer(1), reason="new"),)
 
 
 def test_log_keeps_a_bounded_number_of_refusals() -> None:
@@ -130,7 +130,8 @@ def test_log_gives_a_valid_record_for_any_input(reason: str, seconds: float, sen
     log.refuse(peer(0), reason, BROKE_PROTOCOL)
     log.add("reduce", seconds)
     rates_from = {peer(number): rate for number, rate in enumerate(rates)}
-    record = TrainerRecord(run="r", outer_step=1, state="training", report=log.report(1, sent, rates_from))
+    log.sent(sent)
+    record = TrainerRecord(run="r", outer_step=1, state="training", report=log.report(1, rates_from))
     assert TrainerRecord.from_bytes(record.to_bytes()) == record
     assert record.report is not None
     reported = sorted(record.report.rates_from.values())

@@ -19,10 +19,8 @@ def test_group_of_a_contributor_without_a_commitment_is_not_reduced_and_its_coor
     signatures = RunSignatures(identity=Identity(bytes(32)), network_id="test", run=RUN)
     context = SimpleNamespace(replica=SimpleNamespace(proof=None), signatures=signatures)
 
-    async def convict(_evidence: object) -> None:
-        raise AssertionError("nothing convicts anyone")
-
-    reductions = Reductions(cast(Any, context), events.append, lambda _peer, _how: None, convict)
+    step = SimpleNamespace(context=context, feed=events.append)  # nothing convicts anyone
+    reductions = Reductions(cast(Any, step))
     asyncio.run(reductions.reduce(FIRST, None))
     (event,) = events
     assert isinstance(event, ReduceFailed)

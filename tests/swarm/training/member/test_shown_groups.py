@@ -52,12 +52,8 @@ def groups_of(context: object, taken: list[SignedGroup]) -> ShownGroups:
         taken.append(event.signed)
 
     state = SimpleNamespace(attempt=0, coordinator=COORDINATOR.peer_id, setup=SimpleNamespace(roster=()))
-    return ShownGroups(
-        cast(Any, context),
-        lambda: cast(Any, state),
-        feed=feed,
-        heard=MagicMock(),
-    )
+    step = SimpleNamespace(context=context, state=state, setup=state.setup, feed=feed, convictions=MagicMock())
+    return ShownGroups(cast(Any, step))
 
 
 def signed_by(signer: Identity, *others: Identity) -> SignedGroup:
@@ -138,7 +134,7 @@ def test_only_peers_of_the_roster_or_the_group_are_asked_for_the_groups_that_the
         groups=groups,
         reductions=SimpleNamespace(accept=accept),
         state=SimpleNamespace(known=()),
-        _tasks=MagicMock(),
+        start=MagicMock(),
     )
     opening = SimpleNamespace(group_digest=bytes(32))
     asyncio.run(RoundDriver.serve_part(cast(Any, driver), STRANGER.peer_id, cast(Any, opening), MagicMock()))

@@ -1,21 +1,17 @@
-"""Makes a member the head of its cluster for one step, or a follower that brings its work to a head (`ClusterRole`).
+"""Brings the work of a trainer that has no place in the round to the head of its cluster.
 
-A member of a run without clusters is neither, nor is a trainer that takes a vacant place in the round. `cluster_head`
-does the work of a head.
+A follower opens a stream to its first head at once, and turns to the second one if the first is gone or has no room.
+Work that it has begun to send to a head is sent to no other head, so that it is not counted twice. If that head is gone
+before the round is decided, the work is lost, and the trainer keeps its lease (see `clusters`). `cluster_head` is the
+other side of the stream.
 
-A follower has no place in the round (`StepFollower`). It opens a stream to its first head at once, and turns to the
-second one if the first is gone or has no room. Work that it has begun to send to a head is sent to no other head, so
-that it is not counted twice. If that head is gone before the round is decided, the work is lost, and the trainer keeps
-its lease (see `clusters`).
-
-`round_driver` owns the role, and the task of its `run`.
+`round_driver` owns the follower, and the task of its `run`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 from functools import partial
 
 from swarm_protocol.errors import SwarmError
@@ -26,12 +22,13 @@ from swarm.ended_tasks import end_tasks
 from swarm.network.interface import EndOfStream, Stream
 from swarm.threads import in_executor
 from swarm.training.allreduce.parts import encode_slice, frames_of
-from swarm.training.member.cluster_head import ALIVE_S, ClusterHead
+from swarm.training.member.cluster_head import ALIVE_S
+from swarm.training.member.current_step import CurrentStep
 from swarm.training.member.interval_loop import IntervalOffer
+from swarm.training.member.peer_calls import PeerQueries
 from swarm.training.round.round_events import GiveUp
-from swarm.training.round.round_state import RoundSetup
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
-from swarm.training.state.run_context import RunContext, lasting
+from swarm.training.state.run_context import lasting
 
 logger = logging.getLogger(__name__)
 
@@ -45,30 +42,17 @@ MAX_RETRY_S = 15.0
 or grows fast, hundreds may ask for a place."""
 
 
-class StepFollower:
-    """Follows a head in the step of `setup`, and brings it this trainer's work.
+class ClusterFollower:
+    """Follows a head in one step, and brings it this trainer's work. `queries` take the certificates that heads
+    show."""
 
-    `on_certificate` is called with a head and the certificate that the head shows, `on_hurry` when the head asks this
-    trainer to hurry, and `on_full` once if no head has room for this trainer.
-    """
-
-    def __init__(
-        self,
-        context: RunContext,
-        setup: RoundSetup,
-        *,
-        on_certificate: Callable[[str, bytes], Awaitable[None]],
-        on_hurry: Callable[[], None],
-        on_full: Callable[[], None],
-    ) -> None:
-        self.bytes_sent = 0
+    def __init__(self, step: CurrentStep, queries: PeerQueries) -> None:
         self.is_led = False
         """True while this trainer is connected to a head that has accepted it."""
-        self._context = context
-        self._setup = setup
-        self._on_certificate = on_certificate
-        self._on_hurry = on_hurry
-        self._on_full = on_full
+        self._step = step
+        self._queries = queries
+        self._context = step.context
+        self._setup = step.setup
         self._offer: asyncio.Future[IntervalOffer] = asyncio.get_running_loop().create_future()
         self._has_brought = False
 
@@ -92,9 +76,14 @@ class StepFollower:
             # next
             if is_full and not is_told and self._setup.me not in self._setup.leased:
                 is_told = True
-                self._on_full()
+                self._tell_full()
             await asyncio.sleep(pause_s)
             pause_s = min(MAX_RETRY_S, 2 * pause_s) if is_full else RETRY_S
+
+    def _tell_full(self) -> None:
+        setup = self._setup
+        reason = f"the run is full: {self._context.replica.config.max_trainers} trainers have a place in it"
+        self._step.on_abort(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=reason, missing=()))
 
     async def _follow(self, head: str) -> bool:
         """Follow `head` until it is gone. Return whether it has no room."""
@@ -112,7 +101,7 @@ class StepFollower:
                 if reply.kind == "welcome":
                     await self._bring_and_listen(head, stream)
                 elif reply.kind == "committed":
-                    await self._on_certificate(head, reply.certificate)
+                    await self._queries.take_certificate(head, reply.certificate)
                 return reply.kind == "full"
         except (SwarmError, EndOfStream, TimeoutError) as error:
             logger.warning("%s does not bring this trainer's work: %s", short_id(head), error or "it does not answer")
@@ -126,11 +115,11 @@ class StepFollower:
                 reply = FollowReply.from_bytes(await stream.receive())
                 match reply.kind:
                     case "hurry":
-                        self._on_hurry()
+                        self._step.hurry()
                     case "late":
                         logger.warning("%s went to the round without this trainer's work", short_id(head))
                     case "committed":
-                        await self._on_certificate(head, reply.certificate)
+                        await self._queries.take_certificate(head, reply.certificate)
                         return
         finally:
             self.is_led = False
@@ -153,73 +142,4 @@ class StepFollower:
 
     async def _send(self, stream: Stream, data: bytes) -> None:
         await stream.send(data)
-        self.bytes_sent += len(data)
-
-
-class ClusterRole:
-    """Makes the member of `context` a head, a follower or neither in the step of `setup`, which began at `began_at`.
-
-    The callbacks are those of `ClusterHead` and `StepFollower`; `on_abort` is called once if no head has room.
-    """
-
-    def __init__(
-        self,
-        context: RunContext,
-        setup: RoundSetup,
-        *,
-        began_at: float,
-        on_reduced_weight: Callable[[str, str], None],
-        on_certificate: Callable[[str, bytes], Awaitable[None]],
-        on_hurry: Callable[[], None],
-        on_abort: Callable[[GiveUp], None],
-    ) -> None:
-        self._setup = setup
-        self._head: ClusterHead | None = None
-        self._follower: StepFollower | None = None
-        if setup.me in setup.clusters.heads:
-            self._head = ClusterHead(context, setup, began_at=began_at, on_reduced_weight=on_reduced_weight)
-        elif setup.follows:
-            reason = f"the run is full: {context.replica.config.max_trainers} trainers have a place in it"
-            full = GiveUp(step=setup.step, attempt=setup.first_attempt, reason=reason, missing=())
-            self._follower = StepFollower(
-                context, setup, on_certificate=on_certificate, on_hurry=on_hurry, on_full=lambda: on_abort(full)
-            )
-
-    @property
-    def bytes_sent(self) -> int:
-        """The bytes of the work that this member has brought to its head."""
-        return self._follower.bytes_sent if self._follower else 0
-
-    @property
-    def is_led(self) -> bool:
-        """Return whether this trainer is connected to a head, which will tell it what is committed."""
-        return self._follower is not None and self._follower.is_led
-
-    async def run(self) -> None:
-        """Follow a head if this member is a follower. Usually runs until cancelled."""
-        if self._follower is not None:
-            await self._follower.run()
-
-    async def take_work(self, peer: str, request: FollowRequest, stream: Stream) -> bool:
-        """Take the work of `peer`, and serve its stream until the step is over. Return False at once if this member
-        heads no cluster at the state that the request names."""
-        if self._head is None or request.state_digest != self._setup.state_digest:
-            return False
-        await self._head.serve(peer, stream, request.credential)
-        return True
-
-    async def bring_in(self, offer: IntervalOffer) -> IntervalOffer:
-        """Return the offer to put into the round: at a head, `offer` with its followers' work, else `offer` itself. A
-        follower also sends it to its head."""
-        if self._head is not None:
-            offer = await self._head.gather(offer)
-        if self._follower is not None:
-            self._follower.bring(offer)
-        return offer
-
-    def finish(self, certificate: bytes) -> None:
-        """Tell the followers what was committed, and release the pseudo-gradient, since the step is over."""
-        if self._head is not None:
-            self._head.finish(certificate)
-        if self._follower is not None:
-            self._follower.drop()
+        self._step.log.sent(len(data))

@@ -14,8 +14,9 @@ from support.round_scripts import setup
 from swarm.network.interface import Stream
 from swarm.network.memory.memory_network import EPOCH_S, MemoryInternet
 from swarm.testing import virtual_time
-from swarm.training.member.cluster_role import HEAD_SILENT_S, MAX_RETRY_S, WELCOME_S, StepFollower
+from swarm.training.member.cluster_follower import HEAD_SILENT_S, MAX_RETRY_S, WELCOME_S, ClusterFollower
 from swarm.training.member.interval_loop import IntervalOffer
+from swarm.training.member.progress_reports import RoundLog
 from swarm.training.round.clusters import Clusters
 from swarm.training.run.methods import Methods
 from swarm_compression import get_codec
@@ -59,14 +60,17 @@ class Scene:
                 executor=executor,
                 codec=get_codec("int8"),
                 feedback=lambda _step: None,
+                replica=SimpleNamespace(config=SimpleNamespace(max_trainers=2)),
             )
-            follower = StepFollower(
-                context,
-                self._setup,
-                on_certificate=self._on_certificate,
-                on_hurry=lambda: self.told.append("hurry"),
-                on_full=lambda: self.told.append("full"),
+            step: Any = SimpleNamespace(
+                context=context,
+                setup=self._setup,
+                log=RoundLog(),
+                hurry=lambda: self.told.append("hurry"),
+                on_abort=lambda notice: self.told.append("full" if "is full" in notice.reason else notice.reason),
             )
+            queries: Any = SimpleNamespace(take_certificate=self._take_certificate)
+            follower = ClusterFollower(step, queries)
             running = asyncio.create_task(follower.run())
             await asyncio.sleep(ready_at_s)
             self.led.append(follower.is_led)
@@ -83,7 +87,7 @@ class Scene:
         for network in self._networks.values():
             await network.close()
 
-    async def _on_certificate(self, head: str, certificate: bytes) -> None:
+    async def _take_certificate(self, head: str, certificate: bytes) -> None:
         self.told.append(f"{certificate.decode()} of {'first' if head == FIRST.peer_id else 'second'}")
 
     def _served(self, play: Head) -> Callable[[str, Stream], Coroutine[Any, Any, None]]:

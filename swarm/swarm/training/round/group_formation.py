@@ -368,7 +368,7 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
         return tuple(sorted(missing)) or (state.coordinator,)
     if group is None or state.phase not in {"preparing", "committing"}:
         return ()
-    voted = state.voting.prepare_votes if state.phase == "preparing" else state.voting.commit_votes
+    voted = state.voting.votes["prepare" if state.phase == "preparing" else "commit"]
     return tuple(peer for peer in group.group.peer_ids if peer not in voted and peer != setup.me)
 
 

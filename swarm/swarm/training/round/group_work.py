@@ -31,8 +31,11 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
     if reason := _objection(state, signed):
         return give_up(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
     group = signed.group
-    prepare_votes = {peer: each for peer, each in state.voting.prepare_votes.items() if peer in group.peer_ids}
-    commit_votes = {peer: each for peer, each in state.voting.commit_votes.items() if peer in group.peer_ids}
+    members = set(group.peer_ids)
+    votes = {
+        kind: {peer: vote for peer, vote in cast.items() if peer in members}
+        for kind, cast in state.voting.votes.items()
+    }
     state = replace(
         state,
         phase="reducing",
@@ -40,7 +43,7 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
         asked="",
         attempts=replace(state.attempts, short_since=None),
         timers=Timers(deadline=now + group.reduce_s),
-        voting=replace(state.voting, prepare_votes=prepare_votes, commit_votes=commit_votes),
+        voting=replace(state.voting, votes=votes),
         # the reports to this attempt have their answer now
         reports={peer: each for peer, each in state.reports.items() if each.attempt > state.attempt},
     )
@@ -107,7 +110,7 @@ def on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Trans
 def _recover(state: RoundState, outcome: Outcome, *, is_audited: bool) -> Transition:
     """Get the parts of `outcome` from other members, those that voted for it first."""
     assert state.signed is not None
-    voters = [peer for peer, each in state.voting.prepare_votes.items() if each.outcome == outcome]
+    voters = [peer for peer, each in state.voting.votes["prepare"].items() if each.outcome == outcome]
     others = [peer for peer in other_members(state) if peer not in voters]
     action = Recover(signed=state.signed, outcome=outcome, holders=(*voters, *others), is_audited=is_audited)
     return replace(state, recovering=True), [action]
@@ -192,11 +195,10 @@ def valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
     signed = state.signed
     if signed is None:
         return {}
-    votes = state.voting.prepare_votes if kind == "prepare" else state.voting.commit_votes
     members = set(signed.group.peer_ids)  # made anew each time that it is asked for
     return {
         peer: vote
-        for peer, vote in votes.items()
+        for peer, vote in state.voting.votes[kind].items()
         if peer in members and vote.group_digest == signed.digest and _can_have(signed, vote.outcome)
     }
 

@@ -148,9 +148,24 @@ class Tick:
     """The time that `state_machine.wake_at` returned has come."""
 
 
-FormingEvent: TypeAlias = Offered | Sighted | Reported | Withdrew | CredentialsExpired | Moved | LeftOut
-GroupEvent: TypeAlias = Grouped | Reduced | ReduceFailed | Convicted | Voted | AttemptLeft
-Event: TypeAlias = FormingEvent | GroupEvent | Lost | Proven | Tick
+Event: TypeAlias = (
+    Offered
+    | Sighted
+    | Reported
+    | Withdrew
+    | CredentialsExpired
+    | Moved
+    | LeftOut
+    | Grouped
+    | Reduced
+    | ReduceFailed
+    | Convicted
+    | Voted
+    | AttemptLeft
+    | Lost
+    | Proven
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.commit_messages import Lock, Outcome, Vote
+from swarm_protocol.commit_messages import Lock, Outcome, Vote, VoteKind
 from swarm_protocol.run_credentials import RunCredential
 from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, SignedGroup
 
@@ -178,12 +178,11 @@ class Timers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Voting:
-    """The votes of this attempt, of both kinds. `outcome` is what this member votes for; `silent` members will not vote
-    any more."""
+    """The `votes` of this attempt, by kind and peer. `outcome` is what this member votes for; `silent` members will not
+    vote any more."""
 
     outcome: Outcome | None = None
-    prepare_votes: Mapping[str, Vote] = field(default_factory=dict)
-    commit_votes: Mapping[str, Vote] = field(default_factory=dict)
+    votes: Mapping[VoteKind, Mapping[str, Vote]] = field(default_factory=lambda: {"prepare": {}, "commit": {}})
     silent: frozenset[str] = frozenset()
 
 
@@ -377,23 +376,24 @@ def begin_attempt(state: RoundState, attempt: int, reason: str = "") -> Transiti
         if each.attempt < attempt
     ]
     setup, faults = state.setup, state.faults
-    state = RoundState(
-        setup=setup,
+    faults = replace(
+        faults,
+        suspects={peer: until for peer, until in faults.suspects.items() if attempt <= until},
+        # if too few reachable members are left for any group, retry the others: without them the run waits anyway
+        unreachable=faults.unreachable if setup.succession.is_enough(setup.roster, roster_left(state)) else {},
+    )
+    state = replace(
+        state,
         attempt=attempt,
-        began_at=state.began_at,
-        interval_s=state.interval_s,
-        mine=state.mine,
-        known=state.known,
+        phase="forming",
         reports={peer: each for peer, each in state.reports.items() if each.attempt >= attempt},
-        lock=state.lock,
-        own_prepare_vote=state.own_prepare_vote,
-        abstains=state.abstains,
-        faults=replace(
-            faults,
-            suspects={peer: until for peer, until in faults.suspects.items() if attempt <= until},
-            # if too few reachable members are left for any group, retry the others: without them the run waits anyway
-            unreachable=faults.unreachable if setup.succession.is_enough(setup.roster, roster_left(state)) else {},
-        ),
-        attempts=state.attempts,
+        faults=faults,
+        asked="",
+        heard=frozenset(),
+        timers=Timers(),
+        claimants=(),
+        signed=None,
+        recovering=False,
+        voting=Voting(),
     )
     return with_coordinator(state), replies

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from swarm_protocol.commit_messages import Abort, Certificate, Outcome, PlacedSignature, VoteKind
+from swarm_protocol.commit_messages import Abort, Certificate, Outcome, PlacedSignature, Vote, VoteKind
 from swarm_protocol.identity import short_id
 
 from swarm.training.round.group_formation import (
@@ -65,9 +65,7 @@ from swarm.training.round.round_events import (
     CredentialsExpired,
     Event,
     Finish,
-    FormingEvent,
     Grouped,
-    GroupEvent,
     LeftOut,
     Lost,
     Moved,
@@ -135,26 +133,11 @@ def wake_at(state: RoundState) -> float | None:
     return min((time for time in times if time is not None), default=None)
 
 
-def step(state: RoundState, event: Event, now: float) -> Transition:
+def step(state: RoundState, event: Event, now: float) -> Transition:  # noqa: C901, PLR0911, PLR0912 - one case an event
     """Return the state and the actions that follow from `event`. Never raises: an event that does not fit the phase is
     ignored."""
     if state.phase == "done":
         return state, []
-    match event:
-        case Grouped() | Reduced() | ReduceFailed() | Convicted() | Voted() | AttemptLeft():
-            return _in_group(state, event, now)
-        case Lost(peer=peer, reason=reason, attempt=attempt):
-            # a vote's call may fail seconds after its attempt has ended, and the peer may be back by then
-            return _on_lost(state, peer, reason, now) if attempt in {None, state.attempt} else (state, [])
-        case Proven(certificate=certificate):
-            return replace(state, phase="done"), [Finish(certificate=certificate)]
-        case Tick():
-            return _on_tick(state, now)
-        case _:
-            return _in_forming(state, event, now)
-
-
-def _in_forming(state: RoundState, event: FormingEvent, now: float) -> Transition:  # noqa: PLR0911 - one case an event
     match event:
         case Offered(contribution=contribution, interval_s=interval_s):
             return advance(replace(state, mine=contribution, interval_s=interval_s or state.interval_s), now)
@@ -170,10 +153,6 @@ def _in_forming(state: RoundState, event: FormingEvent, now: float) -> Transitio
             return _on_moved(state, event, now)
         case LeftOut(attempt=attempt, reason=reason):
             return on_left_out(state, attempt, reason, now)
-
-
-def _in_group(state: RoundState, event: GroupEvent, now: float) -> Transition:
-    match event:
         case Grouped(signed=signed):
             return on_grouped(state, signed, now)
         case Reduced(attempt=attempt, outcome=outcome):
@@ -182,10 +161,17 @@ def _in_group(state: RoundState, event: GroupEvent, now: float) -> Transition:
             return on_reduce_failed(state, event, now)
         case Convicted(peer=peer, reason=reason):
             return on_convicted(state, peer, reason, now)
-        case Voted():
-            return _on_voted(state, event, now)
+        case Voted(peer=peer, vote=vote):
+            return _on_voted(state, peer, vote, now)
         case AttemptLeft(peer=peer, abort=abort):
             return _on_left(state, peer, abort, now)
+        case Lost(peer=peer, reason=reason, attempt=attempt):
+            # a vote's call may fail seconds after its attempt has ended, and the peer may be back by then
+            return _on_lost(state, peer, reason, now) if attempt in {None, state.attempt} else (state, [])
+        case Proven(certificate=certificate):
+            return replace(state, phase="done"), [Finish(certificate=certificate)]
+        case Tick():
+            return _on_tick(state, now)
 
 
 def _on_sighted(state: RoundState, peer: str, attempt: int, now: float) -> Transition:
@@ -261,31 +247,28 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
     return state, [CastVote(vote=vote, peers=other_members(state))]
 
 
-def _on_voted(state: RoundState, event: Voted, now: float) -> Transition:
+def _on_voted(state: RoundState, peer: str, vote: Vote, now: float) -> Transition:
     """Keep a vote if it counts, and count again."""
     # votes may arrive before the group does
-    setup, voting, vote = state.setup, state.voting, event.vote
-    votes = voting.prepare_votes if vote.kind == "prepare" else voting.commit_votes
-    is_member = state.signed is None or event.peer in state.signed.group.peer_ids
-    is_owed = state.signed is not None or event.peer in setup.roster
+    setup, voting = state.setup, state.voting
+    votes = voting.votes[vote.kind]
+    is_member = state.signed is None or peer in state.signed.group.peer_ids
+    is_owed = state.signed is not None or peer in setup.roster
     has_room = is_owed or len(votes) < MAX_HEARD
-    counts = setup.admits(event.peer) and event.peer not in state.faults.convicted
+    counts = setup.admits(peer) and peer not in state.faults.convicted
     # a lock and a certificate name only group and outcome, so a signature that covers another state or resume order
     # would make them invalid; a member may cast such a vote before it learns of an order, and it may arrive late
     place = (state.attempt, setup.state_digest, setup.sequence)
     is_here = (vote.attempt, vote.state_digest, vote.sequence) == place
     if not (is_here and is_member and has_room and counts):
         return state, []
-    known = votes.get(event.peer)
-    if known is not None and known != vote:
+    if votes.get(peer, vote) != vote:
         # the first vote counts; before there is a group, second votes are ignored, since strangers may send any number
         # of them
         if state.signed is None:
             return state, []
-        accused = {**state.faults.accused, event.peer: "voted twice"}
-        return replace(state, faults=replace(state.faults, accused=accused)), []
-    votes = {**votes, event.peer: vote}
-    voting = replace(voting, prepare_votes=votes) if vote.kind == "prepare" else replace(voting, commit_votes=votes)
+        return blame(state, (peer,), (), "voted twice"), []
+    voting = replace(voting, votes={**voting.votes, vote.kind: {**votes, peer: vote}})
     return _count_votes(replace(state, voting=voting), now)
 
 

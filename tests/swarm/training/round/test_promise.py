@@ -15,7 +15,8 @@ import torch
 from support.round_scripts import FIRST, ME, OFFER, OUTCOME, PEERS, locked, ready, setup, vote_of
 from support.training_swarm import Swarm, SyntheticInner, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
-from swarm.training.member.round_driver import DISK_S, MAX_EVENTS
+from swarm.training.member.current_step import MAX_EVENTS
+from swarm.training.member.round_driver import DISK_S
 from swarm.training.round import state_machine as machine
 from swarm.training.round.promise import Promise, PromiseFile
 from swarm.training.round.round_events import Ask, Reported, Sighted, Sign
@@ -231,7 +232,7 @@ def test_member_whose_disk_is_full_says_so_and_nothing_else_until_it_has_room_or
             assert driver is not None
             for _ in range(2 * MAX_EVENTS):
                 driver.feed(Sighted(peer=swarm.members["m0"].peer_id, attempt=0))
-            assert driver._events.qsize() == MAX_EVENTS
+            assert driver.events.qsize() == MAX_EVENTS
             if has_room_again:
                 disk.has_room = True
             else:

@@ -114,13 +114,13 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
     if (state := await context.replica.find_or_make(context.executor, proof)) is not None:
         return SyncResult(proof=proof, state=state)
     donors, replica = donors_of(context, proof, records), context.replica
-    if replica.differing(proof.outcome) is None and (reached := await _by_parts(context, proof, donors)) is not None:
-        return reached
     own = [replica.current]
     if (damaged := replica.differing(proof.outcome)) is not None:
         logger.warning("this member's copy of outer step %d is damaged: repairing what differs", proof.outer_step)
         own.insert(0, await replica.make_state(context.executor, damaged))
         replica.num_mismatches += 1
+    elif (reached := await catch_up(context, proof, donors)) is not None:
+        return reached
     fetched = await context.fetcher.state(proof.outcome.state_digest, donors, own)
     check_genesis(fetched.state.manifest, replica.config)
     return SyncResult(proof=proof, state=fetched.state, fetched=fetched)
@@ -137,25 +137,40 @@ def donors_of(context: RunContext, proof: Proof, records: Mapping[str, TrainerRe
     return list(dict.fromkeys((*drawn, *fastest)))[:MAX_DONORS]
 
 
-async def _by_parts(context: RunContext, proof: Proof, donors: list[str]) -> SyncResult | None:
-    """Get the state by applying the parts of reductions to this member's own. None if they do not lead there.
+async def kept_parts(context: RunContext, outcome: Outcome) -> tuple[Data, ...]:
+    """Return the outcome's parts if this member has kept them from the reduction, else an empty tuple. On a slow link,
+    fetching them again takes seconds."""
+    parts = context.replica.parts_of(outcome.origin_digest)
+    return parts if await in_executor(context.executor, part_digests, parts) == outcome.part_digests else ()
 
-    A resume order has no parts.
+
+async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) -> SyncResult | None:
+    """Get the state that `proof` certifies by the parts of the reductions that lead to it, and adopt all states before
+    it. None if the parts do not lead there.
+
+    Each certificate in between certifies exactly the state that the next one starts from. Each also follows from the
+    one before, since its state is adopted even if the parts of the next one cannot be fetched.
     """
-    if proof.is_order:
-        return None
-    if proof.origin.state_digest == context.replica.digest:
-        try:
-            state, _ = await rebuild(context, proof, donors)
-            return SyncResult(proof=proof, state=state)
-        except SwarmError as error:
-            logger.warning("fetching the state, since its parts could not be applied: %s", error)
-    elif context.replica.proof is not None and (caught := await catch_up(context, proof, donors)) is not None:
-        return SyncResult(proof=proof, state=caught.state, fetched=caught)
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(LINKS_S):
+            chain = await _chain(context, proof, holders)
+        for link in chain:
+            others = (peer for peer in link.voters if peer != context.network.peer_id)
+            state, size = await _rebuild(context, link, list(dict.fromkeys((*holders, *others))))
+            num_bytes += size
+            if link is proof:
+                fetched = FetchedState(state=state, donors=tuple(sorted(holders)), num_bytes=num_bytes)
+                return SyncResult(proof=proof, state=state, fetched=fetched if len(chain) > 1 else None)
+            context.replica.adopt(state, link)
+    except TimeoutError:
+        logger.warning("fetching the state, since no peer showed the certificates before it within %.0f s", LINKS_S)
+    except SwarmError as error:
+        logger.warning("fetching the state, since the parts that lead to it cannot be applied: %s", error)
     return None
 
 
-async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> tuple[ReplicaState, int]:
+async def _rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> tuple[ReplicaState, int]:
     """Apply the certified parts to this member's state, from which they start. Return the result and the bytes fetched.
 
     A member that has kept the parts itself fetches nothing. Raises SwarmError if the parts cannot be fetched, or lead
@@ -172,42 +187,15 @@ async def rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) -> 
     return await context.replica.make_state(context.executor, proposal), num_bytes
 
 
-async def kept_parts(context: RunContext, outcome: Outcome) -> tuple[Data, ...]:
-    """Return the outcome's parts if this member has kept them from the reduction, else an empty tuple. On a slow link,
-    fetching them again takes seconds."""
-    parts = context.replica.parts_of(outcome.origin_digest)
-    return parts if await in_executor(context.executor, part_digests, parts) == outcome.part_digests else ()
-
-
-async def catch_up(context: RunContext, proof: Proof, holders: Sequence[str]) -> FetchedState | None:
-    """Get the state that `proof` certifies, and adopt all states before it. None if the parts do not lead there.
-
-    Each certificate in between certifies exactly the state that the next one starts from. Each also follows from the
-    one before, since its state is adopted even if the parts of the next one cannot be fetched.
-    """
-    num_bytes = 0
-    try:
-        async with asyncio.timeout(LINKS_S):
-            chain = await _chain(context, proof, holders)
-        for link in chain:
-            others = (peer for peer in link.voters if peer != context.network.peer_id)
-            state, size = await rebuild(context, link, list(dict.fromkeys((*holders, *others))))
-            num_bytes += size
-            if link is proof:
-                donors = tuple(sorted(holders))
-                return FetchedState(state=state, donors=donors, num_bytes=num_bytes)
-            context.replica.adopt(state, link)
-    except TimeoutError:
-        logger.warning("fetching the state, since no peer showed the certificates before it within %.0f s", LINKS_S)
-    except SwarmError as error:
-        logger.warning("fetching the state, since the parts in between cannot be fetched: %s", error)
-    return None
-
-
 async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:
     """Return the certificates from this member's state to `proof`, which comes last. Only the first of `peers` that
     answers counts; those that voted for `proof` are asked first. The chain is empty if it shows none, one that is too
-    long, or one that the members did not vote for."""
+    long, or one that the members did not vote for. A resume order has no parts."""
+    replica = context.replica
+    if not proof.is_order and proof.origin.state_digest == replica.digest:
+        return [proof]
+    if proof.is_order or replica.proof is None:
+        return []
     for peer in sorted(peers, key=lambda peer: peer not in proof.voters):
         try:
             made_by = await _links(context, peer)
@@ -215,7 +203,7 @@ async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> lis
             logger.warning("%s does not show the certificates before its state: %s", short_id(peer), error)
             continue
         chain = [proof]
-        while chain[0].origin.state_digest != context.replica.digest and len(chain) <= MAX_CATCH_UP_LINKS:
+        while chain[0].origin.state_digest != replica.digest and len(chain) <= MAX_CATCH_UP_LINKS:
             before = made_by.get(chain[0].origin.state_digest)
             if before is None:
                 return []

@@ -184,10 +184,10 @@ def test_catch_up_gives_up_in_time_when_peers_trickle_links() -> None:
         mine, *others = (internet.network() for _ in range(5))
         for network in others:
             await network.serve_stream(Methods("run").history, drip)
-        present = SimpleNamespace(outer_step=1, digest=bytes(32))
+        present = SimpleNamespace(outer_step=1, digest=bytes(32), proof=object())
         context: Any = SimpleNamespace(network=mine, run="run", replica=present)
         context.history = Reader(network=mine, signatures=cast(Any, None), methods=Methods("run")).history
-        wanted: Any = SimpleNamespace(origin=SimpleNamespace(state_digest=b"far"), voters=())
+        wanted: Any = SimpleNamespace(origin=SimpleNamespace(state_digest=b"far"), voters=(), is_order=False)
         now = asyncio.get_running_loop().time
         started = now()
         assert await catch_up(context, wanted, [network.peer_id for network in others]) is None

@@ -10,6 +10,7 @@ import pytest
 from support.training_swarm import AlteredMember, Member, Swarm, assert_equal_steps, config
 from support.validated_runs import LIES, ChangedInner
 from swarm.testing import virtual_time
+from swarm.training.allreduce.audit import Auditing
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.outer_steps import OuterSteps
 from swarm.training.member.round_driver import RoundDriver
@@ -22,6 +23,7 @@ from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import HeldOutScored
 from swarm_protocol import limits
 from swarm_protocol.identity import Identity
+from swarm_protocol.training_messages import Group
 
 pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
@@ -138,9 +140,9 @@ def test_slices_of_drawn_contributions_are_freed_after_measuring_and_after_the_l
         async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
             to_measure = driver.reductions._to_measure
 
-            async def noted(proof: Proof, drawn: Sequence[str]) -> DrawnSlices | None:
-                taken.append(proof.outer_step)
-                return await to_measure(proof, drawn)
+            async def noted(auditing: Auditing, origin: Group, drawn: Sequence[str]) -> DrawnSlices | None:
+                taken.append(origin.step)
+                return await to_measure(auditing, origin, drawn)
 
             driver.reductions._to_measure = noted  # type: ignore[method-assign]
             drivers.append(driver)
@@ -151,7 +153,7 @@ def test_slices_of_drawn_contributions_are_freed_after_measuring_and_after_the_l
             await swarm.join("m0", kind=Watched, inner=ChangedInner())
             await swarm.join("m1", inner=ChangedInner())
             await swarm.finish()
-            assert [step for step in taken if step] == [1, 2]
+            assert taken == [1, 2]
             assert len(drivers) >= 3
             assert all(driver.reductions.measurable is None for driver in drivers)
 

@@ -103,11 +103,10 @@ class IntervalAudits:
         self._refuted = NewestItems[str, None](MAX_IGNORED)
 
     def begins_at(self) -> IntervalStart | None:
-        """Return the inputs of the next step's interval; None if the run validates none."""
-        replica = self._context.replica
-        if not replica.config.validation_rate:
+        """Return the inputs of the next step's interval; None if the run neither validates nor measures any."""
+        state, config = self._context.replica.current, self._context.replica.config
+        if not (config.validation_rate or config.held_out_rule.num_drawn):
             return None
-        state = replica.current
         return IntervalStart(step=state.outer_step + 1, theta_N=state.theta_N, stripes=state.manifest.stripes)
 
     def keep_step(self, proof: Proof, start: IntervalStart, drawn: DrawnInterval | None) -> None:

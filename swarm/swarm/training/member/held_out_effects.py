@@ -26,6 +26,7 @@ from swarm_protocol import limits
 from swarm_protocol.errors import RoundError
 from torch import Tensor
 
+from swarm.training.evidence.wrong_interval import IntervalStart
 from swarm.training.inner.interval import Intervals
 from swarm.training.run.run_config import RunConfig
 from swarm.training.standing.held_out_scores import MICRO
@@ -55,31 +56,26 @@ class HeldOutEffects:
         self._intervals = intervals
         self._measured: tuple[bytes, tuple[int, ...]] = (b"", ())
 
-    def begins_at(self) -> Tensor | None:
-        """Return the weights [N] that the next step begins from, or None if the run measures nothing."""
-        replica = self._context.replica
-        return replica.current.theta_N if replica.config.held_out_rule.num_drawn else None
-
     def of(self, state_digest: bytes) -> tuple[int, ...]:
         """Return the effects of the contributions that the state with this digest names as drawn; empty if they have
         not been measured, or not yet."""
         digest, effects = self._measured
         return effects if digest == state_digest else ()
 
-    def measure_soon(self, theta_N: Tensor | None, held: DrawnSlices | None, tasks: asyncio.TaskGroup) -> None:
-        """Measure the contributions in `held` to the step that began from `theta_N` and led to the committed state,
+    def measure_soon(self, start: IntervalStart | None, held: DrawnSlices | None, tasks: asyncio.TaskGroup) -> None:
+        """Measure the contributions in `held` to the step that began from `start` and led to the committed state,
         before all later requests to the training thread."""
         replica = self._context.replica
         drawn, config = replica.current.manifest.drawn, replica.config
         is_last = replica.outer_step == config.outer_steps  # no report follows, and the run's end would wait
-        if is_last or theta_N is None or held is None or not {*held.slices} <= {*drawn}:
+        if is_last or start is None or held is None or not {*held.slices} <= {*drawn}:
             return
         fragment, digest = replica.fragment(replica.outer_step), replica.digest
         where = slice(fragment.start + held.where.start, fragment.start + held.where.stop)
         scale = (fragment.stop - fragment.start) / (where.stop - where.start)
         draw = int.from_bytes(hashlib.sha256(digest + self._context.network.peer_id.encode()).digest()[:8], "big")
         loss = partial(self._intervals.inner.held_out_loss, num_windows=num_held_out_windows(config), draw=draw)
-        measuring = self._intervals.off_loop(_effects, loss, config, theta_N, where, scale, held.slices)
+        measuring = self._intervals.off_loop(_effects, loss, config, start.theta_N, where, scale, held.slices)
         tasks.create_task(self._keep(digest, drawn, measuring), name="measure contributions")
 
     async def _keep(self, digest: bytes, drawn: tuple[str, ...], measuring: asyncio.Future[dict[str, int]]) -> None:

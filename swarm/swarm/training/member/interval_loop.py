@@ -62,8 +62,8 @@ class IntervalLoop:
         *,
         tasks: asyncio.TaskGroup,
         on_event: Callable[[TrainingEvent], None],
-        audits: IntervalAudits | None = None,
-        effects: HeldOutEffects | None = None,
+        audits: IntervalAudits,
+        effects: HeldOutEffects,
     ) -> None:
         self.latest: IntervalResult | None = None
         """The result of the last interval that trained."""
@@ -188,7 +188,7 @@ class IntervalLoop:
     def _start_validation(self) -> bool:
         """If a validation of another member's interval is due, start it, and offer nothing to the round. Return whether
         one was due."""
-        if self._audits is None or (due := self._audits.next()) is None:
+        if (due := self._audits.next()) is None:
             return False
         # the validation may end later than the round
         self._tasks.create_task(self._audits.run(due), name="validate an interval")
@@ -221,7 +221,7 @@ class IntervalLoop:
 
     def _put_offer(self, contribution: Contribution | None, delta_F: Tensor | None, interval_s: float) -> None:
         contribution = contribution or Contribution(peer_id=self._context.network.peer_id)
-        effects = self._effects.of(self._context.replica.digest) if self._effects else ()
+        effects = self._effects.of(self._context.replica.digest)
         offer = IntervalOffer(
             contribution=replace(contribution, effects=effects),
             delta_F=delta_F,

@@ -33,7 +33,7 @@ from swarm.training.member.round_service import RoundService
 from swarm.training.round import state_machine
 from swarm.training.round.promise import Promise, PromiseFile, promise_of
 from swarm.training.round.round_events import Convicted, GiveUp
-from swarm.training.round.round_state import RoundSetup, rest_after
+from swarm.training.round.round_state import rest_after
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext, recall_promise, setup_of
 from swarm.training.state.state_sync import SyncResult, fetch_state
@@ -194,10 +194,8 @@ class OuterSteps:
         context = self.context
         for peer in await self.convictions.lapse():
             self._accused.pop(peer, None)
-        started, before = asyncio.get_running_loop().time(), context.replica.digest
-        setup = setup_of(context, self.convictions.peers)
-        start, begins_at = self._audits.begins_at(), self._effects.begins_at()
-        driver = self._driver_of(setup, intervals, background, started)
+        start, driver = self._audits.begins_at(), self._driver(intervals, background)
+        setup = driver.setup
         certificate = await self._drive(driver, intervals.interval_s)
         if not certificate:
             return True
@@ -211,16 +209,16 @@ class OuterSteps:
         await context.failpoints.reached("round.applied")
         driver.log.enter(None, asyncio.get_running_loop().time())
         if reached is None:
-            if context.replica.digest != before:
+            if context.replica.digest != setup.state_digest:
                 intervals.adopted(fetched=True)  # it adopted a state part of the way
             return False
         origin = reached.proof.origin
-        if start is not None and origin.state_digest == before and origin.num_tokens:
+        if start is not None and origin.state_digest == setup.state_digest and origin.num_tokens:
             self._audits.keep_step(reached.proof, start, driver.reductions.drawn)
-        self._effects.measure_soon(begins_at, driver.reductions.measurable, background)
+        self._effects.measure_soon(start, driver.reductions.measurable, background)
         driver.reductions.measurable = None  # takes 4 bytes per value, and only garbage collection frees the driver
         if reached.fetched is None:
-            self._report_step(driver, reached.proof, intervals.latest, started)
+            self._report_step(driver, reached.proof, intervals.latest)
         self._reports.scores(context.replica)
         if reached.proof.outer_step == setup.step and not self._stopping.is_set():
             self._held_out.soon(reached.state, background)
@@ -229,16 +227,15 @@ class OuterSteps:
         self._count_idle(reached.proof, setup.roster)
         return False
 
-    def _driver_of(
-        self, setup: RoundSetup, intervals: IntervalLoop, background: asyncio.TaskGroup, began_at: float
-    ) -> RoundDriver:
+    def _driver(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> RoundDriver:
+        """Return the driver of the next step, which begins now."""
         state = state_machine.begin(
-            setup,
+            setup_of(self.context, self.convictions.peers),
             accused=self._accused,
             convicted=self.convictions.peers,
             promise=self._promise,
             interval_s=intervals.interval_s,
-            began_at=began_at,
+            began_at=asyncio.get_running_loop().time(),
         )
         return RoundDriver(
             self.context,
@@ -271,13 +268,13 @@ class OuterSteps:
             self._promise = promise_of(driver.state)
         return certificate
 
-    def _report_step(self, driver: RoundDriver, proof: Proof, latest: IntervalResult | None, started: float) -> None:
+    def _report_step(self, driver: RoundDriver, proof: Proof, latest: IntervalResult | None) -> None:
         now, bytes_sent = asyncio.get_running_loop().time(), driver.log.bytes_sent
         round_s = now - driver.offer.made_at if driver.offer else 0.0
         if proof.origin.num_tokens:
             self.report = driver.log.report(proof.origin.step, self.context.meter.latest_rates)
         self._reports.on_event(
-            event_of_commit(proof, latest, bytes_sent=bytes_sent, seconds=now - started, round_s=round_s)
+            event_of_commit(proof, latest, bytes_sent=bytes_sent, seconds=now - driver.state.began_at, round_s=round_s)
         )
 
     def _count_idle(self, proof: Proof, roster: tuple[str, ...]) -> None:

@@ -192,45 +192,42 @@ class Reductions:
 
     async def keep_drawn(self, proof: Proof) -> None:
         """Keep the slices that this member needs of the contributions that the committed outcome draws, before `close`
-        drops all."""
-        config = self._context.replica.config
-        if config.validation_rate:
-            self.drawn = await self._to_validate(proof)
+        drops all: those that it validates, and those that it measures. It needs none if it has not made its part."""
+        config, origin, outcome = self._context.replica.config, proof.origin, proof.outcome
+        auditing = self._reductions.get(outcome.origin_digest)
+        if auditing is None:
+            return
         # no report follows the last step, so nothing need be measured
         is_last = proof.outer_step == config.outer_steps
-        if not is_last and (drawn := config.held_out_rule.draw(proof.origin, proof.outcome.part_digests)):
-            self.measurable = await self._to_measure(proof, drawn)
+        measured = () if is_last else config.held_out_rule.draw(origin, outcome.part_digests)
+        try:
+            async with asyncio.timeout(SLICES_S):
+                if config.validation_rate:
+                    self.drawn = await self._to_validate(auditing, proof)
+                if measured:
+                    self.measurable = await self._to_measure(auditing, origin, measured)
+        except (SwarmError, TimeoutError) as error:
+            logger.info("contributions to outer step %d are not validated or measured: %s", origin.step, error)
 
-    async def _to_validate(self, proof: Proof) -> DrawnInterval | None:
+    async def _to_validate(self, auditing: Auditing, proof: Proof) -> DrawnInterval | None:
         """Return what this member needs to validate the interval that the step's outcome draws for it, or None if it
-        draws none, or this member has not made its part."""
+        draws none. Raises RoundError or PeerError if this member has not made its part."""
         me, rate = self._context.network.peer_id, self._context.replica.config.validation_rate
         origin, outcome = proof.origin, proof.outcome
-        drawn = [peer for peer, by in draw_validators(origin, outcome, rate).items() if by == me]
-        auditing = self._reductions.get(outcome.origin_digest)
-        if not drawn or auditing is None:
+        drawn = next((peer for peer, by in draw_validators(origin, outcome, rate).items() if by == me), None)
+        if drawn is None:
             return None
-        try:
-            async with asyncio.timeout(SLICES_S):
-                slices = await auditing.slices_of(drawn[0], draw_leaves(origin, outcome, drawn[0], me))
-        except (SwarmError, TimeoutError) as error:
-            logger.info("the interval of %s is not validated: %s", short_id(drawn[0]), error)
-            return None
-        return DrawnInterval(peer=drawn[0], slices=slices)
+        slices = await auditing.slices_of(drawn, draw_leaves(origin, outcome, drawn, me))
+        return DrawnInterval(peer=drawn, slices=slices)
 
-    async def _to_measure(self, proof: Proof, drawn: Sequence[str]) -> DrawnSlices | None:
-        """Return the slices that this member holds of the contributions of `drawn` to the step of `proof`, or None if
-        it has made no part."""
+    async def _to_measure(self, auditing: Auditing, origin: Group, drawn: Sequence[str]) -> DrawnSlices | None:
+        """Return the slices that this member holds of the contributions of `drawn` to the group `origin`, or None if
+        there are none. Raises RoundError or PeerError if this member has not made its part."""
         me = self._context.network.peer_id
-        auditing, others = self._reductions.get(proof.outcome.origin_digest), [peer for peer in drawn if peer != me]
-        if auditing is None or not others or not proof.origin.part_values[proof.origin.peer_ids.index(me)]:
+        others = [peer for peer in drawn if peer != me]
+        if not others or not origin.part_values[origin.peer_ids.index(me)]:
             return None
-        try:
-            async with asyncio.timeout(SLICES_S):
-                values = {peer: await auditing.values_of(peer) for peer in others}
-        except (SwarmError, TimeoutError) as error:
-            logger.info("no contribution to outer step %d is measured: %s", proof.origin.step, error)
-            return None
+        values = {peer: await auditing.values_of(peer) for peer in others}
         where = next(where for where, _ in values.values())
         return DrawnSlices(where=where, slices={peer: x_F for peer, (_, x_F) in values.items()})
 

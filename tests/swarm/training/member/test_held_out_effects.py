@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from support.training_swarm import config
+from swarm.training.evidence.wrong_interval import IntervalStart
 from swarm.training.member.held_out_effects import DrawnSlices, HeldOutEffects
 from swarm_protocol.errors import RoundError
 from torch import Tensor
@@ -47,7 +48,7 @@ def measured(inner: SummingInner) -> HeldOutEffects:
         effects = HeldOutEffects(cast(Any, context), cast(Any, intervals))
         held = DrawnSlices(where=slice(2, 4), slices={"other": torch.tensor([1e-3, 0.0])})
         async with asyncio.TaskGroup() as tasks:
-            effects.measure_soon(torch.zeros(4), held, tasks)
+            effects.measure_soon(IntervalStart(step=1, theta_N=torch.zeros(4), stripes=()), held, tasks)
         return effects
 
     return asyncio.run(main())

@@ -40,7 +40,11 @@ class World:
         context: Any = SimpleNamespace(
             replica=self.replica, network=SimpleNamespace(peer_id=ME), failpoints=no_failpoints
         )
-        self.loop = IntervalLoop(context, self.intervals, tasks=tasks, on_event=self.events.append)
+        audits: Any = SimpleNamespace(next=lambda: None)
+        effects: Any = SimpleNamespace(of=lambda _digest: ())
+        self.loop = IntervalLoop(
+            context, self.intervals, tasks=tasks, on_event=self.events.append, audits=audits, effects=effects
+        )
         self.loop.begin()
 
     def commit(self, *, num_steps: int = 1, fetched: bool = False) -> None:

@@ -117,7 +117,7 @@ class Member:
         peak_bytes = _peak_bytes() - self._before_bytes
         await asyncio.to_thread(self._take, parts)
         return {
-            "sent_bytes": butterfly.bytes_sent,
+            "sent_bytes": butterfly.streams.bytes_sent,
             "peak_bytes": peak_bytes,
             "cpu_s": time.process_time() - since,
         }

@@ -77,7 +77,6 @@ def setup(me: str = ME, **changes: object) -> RoundSetup:
         "tokens_per_sample": 4,
         "num_values": 4096,
         "grace_s": 2.0,
-        "patience_s": 12.0,
         "reduce_s": 20.0,
         "vote_s": 10.0,
     }

@@ -15,7 +15,7 @@ from swarm.training.member.interval_loop import IntervalLoop
 from swarm.training.member.outer_steps import OuterSteps
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
-from swarm.training.round.round_events import CastVote
+from swarm.training.round.round_events import Action, CastVote
 from swarm.training.run.run_config import RunConfig
 from swarm.training.run.run_tables import InnerConfig
 from swarm.training.run.signed_run import SignedRun, sign_mapping, to_mapping
@@ -111,13 +111,14 @@ class LateVoter(AlteredMember):
     certificate, which has no more votes than it needs: so this member's is the one that is not there."""
 
     async def _drive(self, driver: RoundDriver, context: RunContext) -> bytes:
-        cast = driver._votes.cast
+        act = driver._act
 
-        async def cast_late(action: CastVote) -> None:
-            await asyncio.sleep(0.5)
-            await cast(action)
+        async def act_late(action: Action) -> None:
+            if isinstance(action, CastVote):
+                await asyncio.sleep(0.5)
+            await act(action)
 
-        driver._votes.cast = cast_late  # type: ignore[method-assign]
+        driver._act = act_late  # type: ignore[method-assign]
         return await super()._drive(driver, context)
 
 

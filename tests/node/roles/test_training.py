@@ -188,11 +188,11 @@ def test_state_that_the_run_goes_on_from_is_saved_again_with_the_resume_order(tm
     training = make_training(tmp_path, io.StringIO(), saved)
     training._tell(Admitted(step=5, group=("a", "b")))
     training._tell(Admitted(step=5, group=("a", "b")))
-    assert [each.certificate for each in saved] == [b"before"], "the same state must not be written again"
-    assert saved[0].history == (b"first", b"before")
+    assert [each.checkpoint.certificate for each in saved] == [b"before"], "the same state must not be written again"
+    assert saved[0].checkpoint.history == (b"first", b"before")
     cast("Any", training._trainer).replica.certificate = b"order"
     training._tell(RESUMED)
-    assert [each.certificate for each in saved] == [b"before", b"order"]
+    assert [each.checkpoint.certificate for each in saved] == [b"before", b"order"]
 
 
 def test_training_that_begins_with_a_resume_order_tells_the_step_of_its_state(tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ from support.training_swarm import (
 from swarm.network.memory.memory_link import LinkModel
 from swarm.testing import virtual_time
 from swarm.training.evidence.equivocation import Statement, statement_of_group, statement_of_report, statement_of_vote
+from swarm.training.member.peer_calls import send_vote
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.round.promise import PromiseFile
-from swarm.training.round.round_events import CastVote
+from swarm.training.round.round_events import Action, CastVote
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import MemberConvicted, RoundAborted
@@ -60,10 +61,12 @@ def voter_that(tells: Tells) -> type[RunMember]:
                 other = context.signatures.sign_vote(replace(action.vote, outcome=outcome))
                 for vote, peers in tells(own, other, action.peers):
                     for peer in peers:
-                        votes._background.create_task(votes.send(peer, vote.to_bytes(), vote.attempt))
+                        driver.background.create_task(send_vote(driver, peer, vote.to_bytes(), vote.attempt))
 
-            votes = driver._votes
-            votes.cast = cast  # type: ignore[method-assign]
+            async def act(action: Action) -> None:
+                await (cast(action) if isinstance(action, CastVote) else honest(action))
+
+            honest, driver._act = driver._act, act  # type: ignore[method-assign]
             return await super()._drive(driver, context)
 
     return Liar

@@ -215,7 +215,6 @@ def seats_of(roster: tuple[str, ...]) -> RoundSetup:
         tokens_per_sample=4,
         num_values=10_000,
         grace_s=1.0,
-        patience_s=11.0,
         reduce_s=20.0,
         vote_s=10.0,
     )

@@ -34,12 +34,7 @@ from swarm.training.allreduce.backup_owner import MAX_BACKUPS, PartBackup
 from swarm.training.allreduce.committed_slices import MadePart, proved, show_path
 from swarm.training.allreduce.part_reduction import PartOwner
 from swarm.training.allreduce.part_streams import RESULTS_SHARE, PartStreams, blamed, silence_of
-from swarm.training.allreduce.parts import (
-    MIN_AHEAD_FRAMES,
-    CaughtLying,
-    PartResult,
-    backup_peer,
-)
+from swarm.training.allreduce.parts import MIN_AHEAD_FRAMES, CaughtLying, PartResult, backup_peer
 from swarm.training.allreduce.peer_connections import QUIET_S, SILENT_S
 
 logger = logging.getLogger(__name__)
@@ -72,10 +67,6 @@ class Butterfly:
         self._parts_from_backup: set[int] = set()
         self._tasks: asyncio.TaskGroup | None = None
         self._failed = False
-
-    @property
-    def bytes_sent(self) -> int:
-        return self.streams.bytes_sent
 
     def drop(self) -> None:
         """Release the contribution and the parts, since the step is over. Streams that are still served then fail.

@@ -56,11 +56,6 @@ MIN_MEMBERS_FOR_BACKUP = 3
 """Minimum members for a backup: with two, neither can replace the other."""
 
 
-def backup_of(part: int, num_members: int) -> int:
-    """Return the index of the member that takes over `part` if its owner fails: the owner of the next part."""
-    return (part + 1) % num_members
-
-
 def fair_shares(bytes_per_s: tuple[int, ...]) -> tuple[float, ...]:
     """Return each owner's share of the work, in proportion to its bandwidth. Bandwidths are claims, so they are limited
     to within a factor of MAX_SKEW of their median. An unknown bandwidth (0) counts as the median."""
@@ -129,9 +124,10 @@ def frames_of(stop: int, start: int = 0, *, leaf: int = 1) -> list[slice]:
 
 
 def backup_peer(group: Group, part: int) -> str | None:
-    """Return the member that replaces the owner of `part` if it fails, or None in groups too small for that."""
-    num_members = len(group.members)
-    return group.peer_ids[backup_of(part, num_members)] if num_members >= MIN_MEMBERS_FOR_BACKUP else None
+    """Return the member that takes over `part` if its owner fails, the owner of the next part, or None in groups too
+    small for that."""
+    peers = group.peer_ids
+    return peers[(part + 1) % len(peers)] if len(peers) >= MIN_MEMBERS_FOR_BACKUP else None
 
 
 def cut_leaves(codec: Codec, data: Data, num_values: int, leaf: int) -> list[bytes]:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,7 +28,6 @@ from swarm.training.state.checkpoint import (
     save_checkpoint,
     write_inner,
 )
-from swarm.training.state.replica_state import ReplicaState
 from swarm.training.trainer_events import Admitted, OuterStep, RunResumed, TrainingEvent
 
 logger = logging.getLogger(__name__)
@@ -42,16 +41,15 @@ MAX_WAITING = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PendingCheckpoint:
-    """A committed state to be saved.
+    """A checkpoint to be saved, without the inner optimizer's moments. `inner` gives their file, which `write_inner`
+    writes. The writer deletes the file if the checkpoint does not take it."""
 
-    `inner` gives the file of the inner optimizer's moments that `write_inner` writes. The writer deletes the file if no
-    checkpoint takes it.
-    """
-
-    state: ReplicaState
-    certificate: bytes
-    history: tuple[bytes, ...]
+    checkpoint: Checkpoint
     inner: Future[Path]
+
+    @property
+    def outer_step(self) -> int:
+        return self.checkpoint.state.outer_step
 
 
 class CheckpointWriter:
@@ -101,7 +99,8 @@ class CheckpointWriter:
             return
         self._saved = state.digest
         inner = member.between_intervals(lambda: write_inner(self._folder, moments()))
-        self.soon(PendingCheckpoint(state=state, certificate=replica.certificate, history=history, inner=inner))
+        found = Checkpoint(state=state, inner=NO_MOMENTS, certificate=replica.certificate, history=history)
+        self.soon(PendingCheckpoint(checkpoint=found, inner=inner))
 
     def soon(self, snapshot: PendingCheckpoint) -> None:
         """Save `snapshot`, unless a newer one comes before its turn. Raises an unexpected error of an earlier save."""
@@ -124,14 +123,11 @@ class CheckpointWriter:
             await self._task
 
     def _outlives(self, waiting: PendingCheckpoint, newer: PendingCheckpoint) -> bool:
-        step = waiting.state.outer_step
-        return is_kept(step, self._keep_every) and step != newer.state.outer_step
+        return is_kept(waiting.outer_step, self._keep_every) and waiting.outer_step != newer.outer_step
 
     def _give_up(self, snapshot: PendingCheckpoint) -> None:
         _discard(snapshot)
-        message = (
-            f"the checkpoint of outer step {snapshot.state.outer_step} was dropped: the disk is slower than the run"
-        )
+        message = f"the checkpoint of outer step {snapshot.outer_step} was dropped: the disk is slower than the run"
         self._on_failure(ConfigError(message, remedy="keep fewer checkpoints with --keep-every"))
 
     async def _save_all(self) -> None:
@@ -145,19 +141,13 @@ class CheckpointWriter:
                 self._is_failing = True
             else:
                 self._is_failing = False
-                self._on_saved(snapshot.state.outer_step, path)
+                self._on_saved(snapshot.outer_step, path)
             finally:
                 _discard(snapshot)
 
     async def _save(self, snapshot: PendingCheckpoint) -> Path:
         """Write one checkpoint. Raises ConfigError."""
-        found = Checkpoint(
-            state=snapshot.state,
-            inner=NO_MOMENTS,
-            inner_file=await _moments(snapshot.inner),
-            certificate=snapshot.certificate,
-            history=snapshot.history,
-        )
+        found = replace(snapshot.checkpoint, inner_file=await _moments(snapshot.inner))
         return await asyncio.to_thread(
             save_checkpoint, self._folder, found, keep=self._keep, keep_every=self._keep_every
         )

@@ -249,7 +249,7 @@ class Reductions:
         self._changed = asyncio.Event()
 
     def _drop(self, auditing: Auditing) -> None:
-        self._step.log.sent(auditing.butterfly.bytes_sent)
+        self._step.log.sent(auditing.butterfly.streams.bytes_sent)
         auditing.butterfly.drop()
 
     def _scheme(self, group: Group) -> ReductionScheme:

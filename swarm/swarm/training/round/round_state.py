@@ -36,6 +36,8 @@ MAX_REST_S = 5.0
 """The pause after a failed attempt doubles from the first value up to the second, so that repeated failures do not
 cause a busy loop."""
 
+PATIENCE_S = 10.0
+"""Time after the grace until a coordinator reports that too few members are ready."""
 DOUBTED_S = 10.0
 """For this time after a peer was missing at the end of an attempt, a later attempt that it coordinates waits only
 shortly for it: the peer was waited for at length already. After that it is waited for as long as any other peer again,
@@ -82,7 +84,6 @@ class RoundSetup:
     tokens_per_sample: int
     num_values: int
     grace_s: float
-    patience_s: float
     reduce_s: float
     vote_s: float
     clusters: Clusters = field(default_factory=Clusters)
@@ -99,6 +100,10 @@ class RoundSetup:
     def follows(self) -> bool:
         """Return whether another member brings this one's work to the round."""
         return self.clusters.follows(self.me)
+
+    @property
+    def patience_s(self) -> float:
+        return self.grace_s + PATIENCE_S
 
     def admits(self, peer: str) -> bool:
         return not self.admission or peer in self.admission
@@ -316,13 +321,6 @@ def with_sighted(state: RoundState, peer: str, attempt: int) -> RoundState:
     return reached_again(without_doubt(state, peer), peer, attempt)
 
 
-def _with_doubts(faults: Faults, missing: tuple[str, ...], now: float) -> Faults:
-    """Return `faults` after an attempt that ended at `now` because of `missing`. A running doubt is not prolonged, so
-    that a peer that is there but slow gets the full time eventually."""
-    lasting = {peer: until for peer, until in faults.doubted.items() if now < until}
-    return replace(faults, doubted={**dict.fromkeys(missing, now + DOUBTED_S), **lasting})
-
-
 def rest_after(num_times: int) -> float:
     """Return the seconds to pause after something that has happened `num_times` before."""
     # other peers can raise `num_times` without limit, so the power is bounded
@@ -356,12 +354,15 @@ def rest(state: RoundState, reason: str, missing: tuple[str, ...], now: float) -
     missing = tuple(sorted(set(missing)))
     notice = GiveUp(step=state.setup.step, attempt=state.attempt, reason=reason, missing=missing)
     num_failed = state.attempts.num_failed
+    # a running doubt is not prolonged, so that a peer that is there but slow gets the full time eventually
+    lasting = {peer: until for peer, until in state.faults.doubted.items() if now < until}
+    doubted = {**dict.fromkeys(missing, now + DOUBTED_S), **lasting}
     state = replace(
         state,
         phase="resting",
         asked="",
         attempts=replace(state.attempts, num_failed=num_failed + 1),
-        faults=_with_doubts(state.faults, missing, now),
+        faults=replace(state.faults, doubted=doubted),
         timers=Timers(deadline=now + rest_after(num_failed)),
     )
     return state, [notice]

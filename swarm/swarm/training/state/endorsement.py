@@ -15,7 +15,7 @@ import logging
 from pathlib import Path
 
 from swarm_protocol.commit_messages import ENDORSEMENT_PURPOSE, Endorsement
-from swarm_protocol.envelope import unseal
+from swarm_protocol.envelope import unseal, unverified
 from swarm_protocol.errors import IntegrityError, PeerViolation
 
 from swarm.training.state.certificate import RunSignatures, subject_of
@@ -34,7 +34,6 @@ class Endorsements:
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
         self._data = b""
-        self._expires_at = 0.0
         self.newest: Endorsement | None = None
 
     def recall(self, signatures: RunSignatures, now: float) -> None:
@@ -69,31 +68,19 @@ class Endorsements:
 
     def shown(self, now: float) -> bytes:
         """Return the endorsement to show to others; empty if there is none, or it has expired."""
-        return self._data if now < self._expires_at else b""
+        return self._data if self._data and now < unverified(self._data).expires_at else b""
 
     def _keep(self, data: bytes, signatures: RunSignatures, now: float) -> bool:
-        endorsement, expires_at = _read(data, signatures, now)
+        endorsement = read_endorsement(data, signatures, now)
         if self.newest is not None and endorsement.sequence <= self.newest.sequence:
             return False
-        self.newest, self._data, self._expires_at = endorsement, data, expires_at
+        self.newest, self._data = endorsement, data
         return True
 
 
 def read_endorsement(data: bytes, signatures: RunSignatures, now: float) -> Endorsement:
     """Return the endorsement in `data`. Raises PeerViolation or IntegrityError unless the run's author signed it and it
     fits the run."""
-    return _read(data, signatures, now)[0]
-
-
-def contradicts(endorsement: Endorsement, history: CertificateHistory) -> bool:
-    """Return whether `history` has another state at the place of `endorsement`. False also if `history` no longer has
-    the link of that place."""
-    place = (endorsement.order_sequence, endorsement.outer_step, endorsement.next_attempt)
-    return history.contradicts(place, endorsement.state_digest)
-
-
-def _read(data: bytes, signatures: RunSignatures, now: float) -> tuple[Endorsement, float]:
-    """Return the endorsement and its expiry. Raises as `read_endorsement`."""
     envelope = unseal(data, purpose=ENDORSEMENT_PURPOSE, network_id=signatures.network_id, now=now)
     endorsement = Endorsement.from_bytes(envelope.payload)
     if envelope.peer_id != signatures.author:
@@ -102,4 +89,11 @@ def _read(data: bytes, signatures: RunSignatures, now: float) -> tuple[Endorseme
         raise PeerViolation("an endorsement is of another run", peer_id=envelope.peer_id)
     if endorsement.outer_step > signatures.last_step or not signatures.admits(*endorsement.roster):
         raise PeerViolation("an endorsement is of a state that the run does not allow", peer_id=envelope.peer_id)
-    return endorsement, envelope.expires_at
+    return endorsement
+
+
+def contradicts(endorsement: Endorsement, history: CertificateHistory) -> bool:
+    """Return whether `history` has another state at the place of `endorsement`. False also if `history` no longer has
+    the link of that place."""
+    place = (endorsement.order_sequence, endorsement.outer_step, endorsement.next_attempt)
+    return history.contradicts(place, endorsement.state_digest)

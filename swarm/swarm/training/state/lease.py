@@ -66,17 +66,12 @@ class Cursor:
         return self.next_sample - sum(map(len, self.holes))
 
 
-def leases(cursor: Cursor, members: Sequence[str], samples_per_member: int) -> Mapping[str, Lease]:
+@lru_cache(maxsize=NUM_REMEMBERED)
+def leases(cursor: Cursor, members: tuple[str, ...], samples_per_member: int) -> Mapping[str, Lease]:
     """Return `samples_per_member` samples for each member, disjoint, holes first, in the order of `members`.
 
     A further member at the end does not change the leases of those before it.
     """
-    return _leases(cursor, tuple(members), samples_per_member)
-
-
-@lru_cache(maxsize=NUM_REMEMBERED)
-def _leases(cursor: Cursor, members: tuple[str, ...], samples_per_member: int) -> Mapping[str, Lease]:
-    """Compute `leases`, cached."""
     if samples_per_member < 1:
         raise ValueError(f"a lease cannot have {samples_per_member} samples")
     fresh = range(cursor.next_sample, cursor.next_sample + len(members) * samples_per_member)
@@ -113,7 +108,7 @@ class SampleIds(Sequence[int]):
         return SampleIds(tuple(_take(rest, max(0, stop - start))))
 
 
-def advance(cursor: Cursor, members: Sequence[str], samples_per_member: int, used: Mapping[str, int]) -> Cursor:
+def advance(cursor: Cursor, members: tuple[str, ...], samples_per_member: int, used: Mapping[str, int]) -> Cursor:
     """Return the cursor after a round that committed the first `used[member]` samples of each member's lease.
 
     `members` and `samples_per_member` are those the leases were made from. A member that is missing in `used` committed

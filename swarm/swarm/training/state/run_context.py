@@ -38,8 +38,6 @@ logger = logging.getLogger(__name__)
 FOUNDING_GRACE_S = 2.0
 """Minimum grace of a run's first group. Members that start together see each other's records after about a second, and
 two first groups would be two runs."""
-PATIENCE_S = 10.0
-"""Time after the grace until a coordinator reports that too few members are ready."""
 SLOWEST_VALUES_PER_S = 2e7
 """Speed of an outer step and its digests on a very slow machine; a small computer is ten times as fast."""
 SPARE_VOTE_S, SPARE_REDUCE_S = 10.0, 40.0
@@ -84,7 +82,6 @@ def setup_of(context: RunContext, convicted: Collection[str]) -> RoundSetup:
     fragment = replica.fragment(step)
     num_values = fragment.stop - fragment.start
     roster, order = replica.roster, replica.order
-    grace_s = config.quorum_grace_s if roster else max(config.quorum_grace_s, FOUNDING_GRACE_S)
     # slices and results travel at the same time, so all bytes have to fit the share for slices
     bytes_s = 2 * context.codec.encoded_bytes(num_values) / SLOWEST_MEMBER_BYTES_PER_S / SLICES_SHARE
     return RoundSetup(
@@ -110,8 +107,7 @@ def setup_of(context: RunContext, convicted: Collection[str]) -> RoundSetup:
         bytes_per_s=context.meter.bytes_per_s,
         sequence=order.sequence if order else 0,
         order=replica.proof.origin.order if replica.proof else b"",
-        grace_s=grace_s,
-        patience_s=grace_s + PATIENCE_S,
+        grace_s=config.quorum_grace_s if roster else max(config.quorum_grace_s, FOUNDING_GRACE_S),
         reduce_s=min(limits.MAX_PHASE_S, SPARE_REDUCE_S + bytes_s),
         vote_s=min(limits.MAX_PHASE_S, SPARE_VOTE_S + making_s(replica)),
     )

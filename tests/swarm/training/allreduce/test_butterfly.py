@@ -30,7 +30,6 @@ from swarm.training.allreduce.parts import (
     PartResult,
     ReductionScheme,
     UndecodableSlice,
-    backup_of,
     decoded_frames,
     leaf_at,
     part_leaves,
@@ -285,7 +284,7 @@ def test_run_sends_about_two_bytes_for_each_value_with_int8() -> None:
         await ring.run()
         for each in ring.butterflies:
             # (n - 1) / n of the vector both ways and 1 / n to the backup, with a scale for each 256 values
-            assert each.bytes_sent / 400_000 == pytest.approx(1.75 * (1 + 4 / 256), rel=0.01)
+            assert each.streams.bytes_sent / 400_000 == pytest.approx(1.75 * (1 + 4 / 256), rel=0.01)
 
     in_ring([1] * 4, case, num_values=400_000)
 
@@ -557,7 +556,7 @@ def test_backup_makes_the_part_once_for_concurrent_requests_and_again_when_the_w
         members = [ring.member(index) for index in range(4)]
         for running in await ring.start(members):
             await running
-        backup = members[backup_of(1, 4)]
+        backup = members[2]
         asking = [asyncio.create_task(backup.backup.make()) for _ in range(6)]
         await asyncio.sleep(0)
         asking[0].cancel()
@@ -576,7 +575,7 @@ def test_backup_reports_a_proof_that_it_finds_after_its_reduction_has_failed(mon
         members, heard = [ring.member(index) for index in range(4)], list[SwarmError]()
         for running in await ring.start(members):
             await running
-        backup, sender = members[backup_of(1, 4)], ring.networks[0].peer_id
+        backup, sender = members[2], ring.networks[0].peer_id
         bad = UndecodableSlice("it sent a bad slice", peer_id=sender, data=b"", frame=slice(0, 256))
         lie = CaughtLying("it lied", peer_id=sender, evidence=(Evidence(kind="bad_slice", body=b"proof"),))
 

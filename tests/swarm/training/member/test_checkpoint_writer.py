@@ -14,7 +14,7 @@ import torch
 from support.replica_states import state_of
 from support.training_swarm import SyntheticInner
 from swarm.training.inner.interval import Intervals
-from swarm.training.inner.optimizers import InnerOptimizer
+from swarm.training.inner.optimizers import NO_MOMENTS, InnerOptimizer
 from swarm.training.member import checkpoint_writer
 from swarm.training.member.checkpoint_writer import CheckpointWriter, PendingCheckpoint
 from swarm.training.run.run_tables import InnerConfig
@@ -26,7 +26,8 @@ def snapshot(folder: Path, step: int) -> PendingCheckpoint:
     inner: Future[Path] = Future()
     inner.set_result(write_inner(folder, {"num_steps": [torch.tensor([step])]}))
     state = state_of(torch.full((10,), float(step)), outer_step=step)
-    return PendingCheckpoint(state=state, certificate=b"c%d" % step, history=(b"first",), inner=inner)
+    found = Checkpoint(state=state, inner=NO_MOMENTS, certificate=b"c%d" % step, history=(b"first",))
+    return PendingCheckpoint(checkpoint=found, inner=inner)
 
 
 def make_saving(folder: Path, saved: list[int], failed: list[ConfigError]) -> CheckpointWriter:

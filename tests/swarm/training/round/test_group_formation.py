@@ -66,7 +66,6 @@ TERMS = round_scripts.setup(
     max_group=4,
     num_values=10_000,
     grace_s=1.0,
-    patience_s=11.0,
     vote_s=10.0,
 )
 

@@ -31,7 +31,6 @@ SETUP = round_scripts.setup(
     max_group=4,
     num_values=10_000,
     grace_s=1.0,
-    patience_s=11.0,
     vote_s=10.0,
     clusters=CLUSTERS,
 )

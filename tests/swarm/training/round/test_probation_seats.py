@@ -24,7 +24,6 @@ SETUP = round_scripts.setup(
     max_group=16,
     num_values=10_000,
     grace_s=1.0,
-    patience_s=11.0,
     vote_s=10.0,
     standings=TrainerStandings(rule=Probation(steps=4), known=PEERS, left=dict.fromkeys(FRESH, 3), outer_step=4),
 )

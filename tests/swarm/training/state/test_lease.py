@@ -13,7 +13,6 @@ from swarm.training.state.lease import (
     Lease,
     LeaseStripe,
     SampleIds,
-    _leases,
     admitted,
     advance,
     first_stripes,
@@ -27,7 +26,7 @@ def sample_ids(lease: Lease) -> list[int]:
     return list(SampleIds(lease))
 
 
-MEMBERS = [f"peer-{index}" for index in range(6)]
+MEMBERS = tuple(f"peer-{index}" for index in range(6))
 
 rosters = st.sets(st.sampled_from(MEMBERS), min_size=1).map(sorted)
 
@@ -47,11 +46,11 @@ def test_advance_commits_each_sample_once_and_skips_none_over_any_history(
 ) -> None:
     cursor, committed = Cursor(), []
     for roster, shares in history:
-        issued = leases(cursor, roster, samples)
+        issued = leases(cursor, tuple(roster), samples)
         used = {member: share * samples // 100 for member, share in shares.items() if share is not None}
         for member, count in used.items():
             committed += sample_ids(issued[member])[:count]
-        cursor = advance(cursor, roster, samples, used)
+        cursor = advance(cursor, tuple(roster), samples, used)
         holes = {sample for hole in cursor.holes for sample in hole}
         assert len(set(committed)) == len(committed) == cursor.num_committed
         assert set(committed) | holes == set(range(cursor.next_sample))
@@ -69,9 +68,11 @@ def test_leases_of_any_cursor_are_disjoint_and_full_and_unchanged_by_a_newcomer(
 ) -> None:
     cursor = Cursor()
     for each, shares in history:
-        cursor = advance(cursor, each, samples, {m: s * samples // 100 for m, s in shares.items() if s is not None})
-    issued = leases(cursor, roster, samples)
-    with_newcomer = leases(cursor, [*roster, "newcomer"], samples)
+        cursor = advance(
+            cursor, tuple(each), samples, {m: s * samples // 100 for m, s in shares.items() if s is not None}
+        )
+    issued = leases(cursor, tuple(roster), samples)
+    with_newcomer = leases(cursor, (*roster, "newcomer"), samples)
     assert {member: with_newcomer[member] for member in roster} == issued
     assert not set(sample_ids(with_newcomer["newcomer"])) & {s for lease in issued.values() for s in sample_ids(lease)}
     drawn = [sample for lease in issued.values() for sample in sample_ids(lease)]
@@ -99,7 +100,7 @@ def test_advance_moves_the_end_back_when_the_last_member_vanished() -> None:
 
 def test_leases_take_holes_before_fresh_samples() -> None:
     cursor = Cursor(next_sample=10, holes=(range(2, 4), range(6, 7)))
-    assert leases(cursor, ["b", "a"], 4) == {
+    assert leases(cursor, ("b", "a"), 4) == {
         "b": (range(2, 4), range(6, 7), range(10, 11)),
         "a": (range(11, 15),),
     }
@@ -116,9 +117,9 @@ def test_advance_refuses_a_stranger_or_too_many_samples() -> None:
 def test_leases_are_computed_once_for_all_trainers() -> None:
     roster = tuple(f"trainer {number}" for number in range(100))
     stripes = (LeaseStripe(cursor=Cursor(next_sample=977), roster=roster),)
-    num_made = _leases.cache_info().misses
+    num_made = leases.cache_info().misses
     assert len({lease_of(stripes, 1, peer, 3) for peer in roster}) == 100
-    assert _leases.cache_info().misses == num_made + 1
+    assert leases.cache_info().misses == num_made + 1
 
 
 def test_leases_of_no_samples_are_refused() -> None:

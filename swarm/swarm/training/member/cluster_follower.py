@@ -83,7 +83,7 @@ class ClusterFollower:
     def _tell_full(self) -> None:
         setup = self._setup
         reason = f"the run is full: {self._context.replica.config.max_trainers} trainers have a place in it"
-        self._step.on_abort(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=reason, missing=()))
+        self._step.on_abort(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=reason))
 
     async def _follow(self, head: str) -> bool:
         """Follow `head` until it is gone. Return whether it has no room."""

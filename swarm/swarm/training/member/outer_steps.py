@@ -253,7 +253,7 @@ class OuterSteps:
         """Run `driver`, let it answer peers, and watch the membership. Return what `RoundDriver.run` does."""
         if driver.state.abstains:
             setup = driver.setup
-            self._reports.aborted(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST, missing=()))
+            self._reports.aborted(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST))
         async with asyncio.TaskGroup() as tasks:
             self.service.set_driver(driver)
             watch = tasks.create_task(self._watch.run(driver, self.context, interval_s), name="watch")

@@ -209,7 +209,7 @@ class RoundDriver(CurrentStep):
                     return False
                 if self._unwritten != (reason := str(error)):
                     self._unwritten = reason
-                    self.on_abort(GiveUp(step=self.setup.step, attempt=self.state.attempt, reason=reason, missing=()))
+                    self.on_abort(GiveUp(step=self.setup.step, attempt=self.state.attempt, reason=reason))
                 await asyncio.sleep(DISK_S)
         self._unwritten = ""
         return True

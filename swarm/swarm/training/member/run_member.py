@@ -361,7 +361,7 @@ class RunMember:
         must not begin such a run from its start."""
         reason = f"no member shows a state that follows from outer step {endorsement.outer_step}, which the run's "
         reason += "author endorses: waiting for one"
-        self._reports.aborted(GiveUp(step=endorsement.outer_step, attempt=0, reason=reason, missing=()))
+        self._reports.aborted(GiveUp(step=endorsement.outer_step, attempt=0, reason=reason))
         while True:
             await asyncio.sleep(WATCH_S)
             proof, records = await newest_shown(context, self._membership)

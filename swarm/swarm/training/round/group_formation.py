@@ -161,7 +161,7 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Tra
     if state.phase != "forming" or state.attempt != attempt:
         return state, []
     timers = replace(state.timers, deadline=now + LEFT_OUT_REST_S)
-    notice = GiveUp(step=state.setup.step, attempt=attempt, reason=f"left out: {reason}", missing=())
+    notice = GiveUp(step=state.setup.step, attempt=attempt, reason=f"left out: {reason}")
     return replace(state, phase="left_out", asked="", timers=timers), [notice]
 
 

@@ -252,7 +252,7 @@ class GiveUp:
     step: int
     attempt: int
     reason: str
-    missing: tuple[str, ...]
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,12 +33,13 @@ def root_above(num_leaves: int, index: int, leaf: bytes, proof: Sequence[bytes])
 
 
 class HashTree:
-    """A tree over `num_leaves` leaves, or the part of it that a proof shows."""
+    """A tree over `num_leaves` leaves, or the part of it that a proof shows. A whole tree takes 64 bytes a leaf, since
+    files of weights have a million leaves."""
 
     def __init__(self, num_leaves: int) -> None:
         """Make a tree without nodes. Use `of` or `proven` instead."""
-        self._num_leaves = num_leaves
-        self._levels: list[tuple[int, list[bytes]]] = []
+        self.num_leaves = num_leaves
+        self._levels: list[tuple[int, bytes]] = []
         """For each level, from the leaves up, the index of the first known node, and all nodes from there on."""
 
     @classmethod
@@ -56,15 +57,18 @@ class HashTree:
         if not leaves or not 0 <= start <= num_leaves - len(leaves):
             raise ValueError(f"{len(leaves)} leaves from {start} on in a tree of {num_leaves}")
         tree, low, high, siblings = cls(num_leaves), start, start + len(leaves), iter(proof)
-        level_nodes = list(leaves)
+        nodes = b"".join(leaves)
+        if len(nodes) != len(leaves) * DIGEST_BYTES:
+            raise ValueError("a leaf is not a digest")
         for width in _widths(num_leaves):
             if low % 2:
-                low, level_nodes = low - 1, [_next(siblings), *level_nodes]
+                low, nodes = low - 1, _next(siblings) + nodes
             if high % 2 and width > 1:
-                level_nodes.append(_next(siblings) if high < width else _ABSENT)
+                nodes += _next(siblings) if high < width else _ABSENT
                 high += 1
-            tree._levels.append((low, level_nodes))
-            level_nodes = list(map(_parent, level_nodes[::2], level_nodes[1::2]))
+            tree._levels.append((low, nodes))
+            pairs = range(0, len(nodes), 2 * DIGEST_BYTES)
+            nodes = b"".join([hashlib.sha256(b"\x01" + nodes[at : at + 2 * DIGEST_BYTES]).digest() for at in pairs])
             low, high = low // 2, high // 2
         if next(siblings, None) is not None:
             raise ValueError("a proof has too many digests")
@@ -72,7 +76,7 @@ class HashTree:
 
     @property
     def root(self) -> bytes:
-        return self._levels[-1][1][0]
+        return self._levels[-1][1]
 
     def leaves(self, start: int, stop: int) -> list[bytes]:
         """Return the digests of leaves [start, stop), which the tree must hold."""
@@ -81,7 +85,7 @@ class HashTree:
     def proof(self, start: int, stop: int) -> list[bytes]:
         """Return the digests that lead, together with leaves [start, stop), to the root."""
         digests, low, high = [], start, stop
-        for level, width in enumerate(_widths(self._num_leaves)):
+        for level, width in enumerate(_widths(self.num_leaves)):
             if low % 2:
                 low -= 1
                 digests.append(self._node(level, low))
@@ -94,45 +98,10 @@ class HashTree:
 
     def _node(self, level: int, index: int) -> bytes:
         first, nodes = self._levels[level]
-        if index < first:
+        at = (index - first) * DIGEST_BYTES
+        if not 0 <= at < len(nodes):
             raise IndexError(f"the tree does not hold node {index} of level {level}")
-        return nodes[index - first]
-
-
-class PackedHashTree:
-    """The whole tree over `leaves`, which are concatenated digests. It takes 64 bytes per leaf, for trees of a million
-    leaves."""
-
-    def __init__(self, leaves: bytes) -> None:
-        """Raises ValueError if there are no leaves."""
-        if not leaves or len(leaves) % DIGEST_BYTES:
-            raise ValueError(f"{len(leaves)} bytes are not the leaves of a tree")
-        self._levels = [leaves]
-        while len(level := self._levels[-1]) > DIGEST_BYTES:
-            self._levels[-1] = level = level + _ABSENT * (len(level) // DIGEST_BYTES % 2)
-            nodes = [level[at : at + DIGEST_BYTES] for at in range(0, len(level), DIGEST_BYTES)]
-            self._levels.append(b"".join(map(_parent, nodes[::2], nodes[1::2])))
-        self.num_leaves = len(leaves) // DIGEST_BYTES
-
-    @property
-    def root(self) -> bytes:
-        return self._levels[-1]
-
-    def leaf(self, index: int) -> bytes:
-        """Return the digest of one leaf."""
-        return self._node(0, index)
-
-    def proof(self, index: int) -> list[bytes]:
-        """Return the digests that lead from a leaf to the root, as `HashTree.proof` does."""
-        digests, width = [], self.num_leaves
-        for level in range(len(self._levels) - 1):
-            if index ^ 1 < width:
-                digests.append(self._node(level, index ^ 1))
-            index, width = index // 2, (width + 1) // 2
-        return digests
-
-    def _node(self, level: int, index: int) -> bytes:
-        return self._levels[level][index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
+        return nodes[at : at + DIGEST_BYTES]
 
 
 def _widths(num_leaves: int) -> Iterator[int]:
@@ -141,10 +110,6 @@ def _widths(num_leaves: int) -> Iterator[int]:
         yield num_leaves
         num_leaves = (num_leaves + 1) // 2
     yield 1
-
-
-def _parent(left: bytes, right: bytes) -> bytes:
-    return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 def _next(siblings: Iterator[bytes]) -> bytes:

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from swarm_protocol.hash_tree import HashTree, PackedHashTree, leaf_digest, root_above
+from swarm_protocol.hash_tree import HashTree, leaf_digest, root_above
 
 
 def tree_of(num_leaves: int) -> tuple[HashTree, list[bytes]]:
@@ -68,19 +68,7 @@ def test_leaf_outside_the_tree_is_refused(index: int) -> None:
         root_above(3, index, bytes(32), [bytes(32)] * 2)
 
 
-@given(st.data(), st.integers(1, 70))
-def test_packed_tree_is_the_same_tree(data: st.DataObject, num_leaves: int) -> None:
-    tree, leaves = tree_of(num_leaves)
-    packed = PackedHashTree(b"".join(leaves))
-    index = data.draw(st.integers(0, num_leaves - 1))
-    assert (packed.root, packed.leaf(index), packed.proof(index)) == (
-        tree.root,
-        leaves[index],
-        tree.proof(index, index + 1),
-    )
-
-
-def test_packed_tree_of_no_leaves_is_refused() -> None:
-    for leaves in (b"", bytes(31)):
-        with pytest.raises(ValueError, match="not the leaves"):
-            PackedHashTree(leaves)
+@pytest.mark.parametrize("leaves", [[], [bytes(31)], [bytes(32), bytes(31)]])
+def test_tree_of_no_leaves_or_of_what_is_no_digest_is_refused(leaves: list[bytes]) -> None:
+    with pytest.raises(ValueError, match="leaves from|not a digest"):
+        HashTree.of(leaves)

@@ -11,10 +11,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from swarm_protocol.errors import IntegrityError
-from swarm_protocol.hash_tree import PackedHashTree, leaf_digest
+from swarm_protocol.hash_tree import HashTree, leaf_digest
 from swarm_protocol.manifest_messages import CHUNK_BYTES, ModelManifest, PublishedManifest, WeightFile
 
 from swarm.serving.model.shape import INDEX, MANIFEST_FILE, SMALL_FILES
@@ -34,17 +35,17 @@ def sha256_of(path: Path) -> bytes:
         raise _unreadable(path, error) from error
 
 
-def tree_and_sha256(path: Path, on_bytes: OnBytes) -> tuple[PackedHashTree, bytes]:
+def tree_and_sha256(path: Path, on_bytes: OnBytes) -> tuple[HashTree, bytes]:
     """Return the hash tree over the chunks of a file, and the sha256 of the file. Raises IntegrityError."""
-    whole, leaves = hashlib.sha256(), []
+    whole, leaves = hashlib.sha256(), list[bytes]()
     for segment in _segments(path):
         whole.update(segment)
-        leaves.append(_leaves(segment))
+        leaves += _leaves(segment)
         on_bytes(len(segment))
     return _tree(path, leaves), whole.digest()
 
 
-def tree_of(path: Path) -> PackedHashTree:
+def tree_of(path: Path) -> HashTree:
     """Return the hash tree over the chunks of a file, cached until the file changes. Raises IntegrityError."""
     try:
         about = path.stat()
@@ -54,12 +55,13 @@ def tree_of(path: Path) -> PackedHashTree:
 
 
 @lru_cache(maxsize=256)
-def _tree_at(path: Path, _inode: int, num_bytes: int, _changed_ns: int) -> PackedHashTree:
+def _tree_at(path: Path, _inode: int, num_bytes: int, _changed_ns: int) -> HashTree:
     """Return the file's hash tree. Blocks for a second per gigabyte; the cache spares a server that moves to other
     blocks of the same file."""
     starts = range(0, num_bytes, SEGMENT_BYTES)
     with ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="swarm-hash") as threads:
-        return _tree(path, list(threads.map(lambda start: _leaves(_read(path, start)), starts)))
+        segments = threads.map(lambda start: _leaves(_read(path, start)), starts)
+        return _tree(path, list(chain.from_iterable(segments)))
 
 
 def read_chunk(path: Path, index: int) -> bytes:
@@ -83,15 +85,15 @@ def _read(path: Path, start: int, num_bytes: int = SEGMENT_BYTES) -> bytes:
         raise _unreadable(path, error) from error
 
 
-def _leaves(segment: bytes) -> bytes:
+def _leaves(segment: bytes) -> list[bytes]:
     view = memoryview(segment)
-    return b"".join(leaf_digest(view[at : at + CHUNK_BYTES]) for at in range(0, len(segment), CHUNK_BYTES))
+    return [leaf_digest(view[at : at + CHUNK_BYTES]) for at in range(0, len(segment), CHUNK_BYTES)]
 
 
-def _tree(path: Path, leaves: list[bytes]) -> PackedHashTree:
-    if not any(leaves):
+def _tree(path: Path, leaves: list[bytes]) -> HashTree:
+    if not leaves:
         raise IntegrityError(f"{path} is empty", remedy="download it again")
-    return PackedHashTree(b"".join(leaves))
+    return HashTree.of(leaves)
 
 
 def _unreadable(path: Path, error: OSError) -> IntegrityError:
@@ -106,7 +108,7 @@ class HeldFile:
     """A weight file on this machine that matches the manifest."""
 
     path: Path
-    tree: PackedHashTree
+    tree: HashTree
 
 
 def complaint_about(manifest: ModelManifest, files: Mapping[str, bytes]) -> str:
@@ -163,7 +165,7 @@ def check_directory(directory: Path, published: PublishedManifest, on_bytes: OnB
             raise _differs(published, path, "is not the file in")
 
 
-def _checked_tree(directory: Path, published: PublishedManifest, each: WeightFile) -> PackedHashTree:
+def _checked_tree(directory: Path, published: PublishedManifest, each: WeightFile) -> HashTree:
     path = directory / each.name
     if not path.is_file() or path.stat().st_size != each.num_bytes:
         raise _differs(published, path, "is not the file in")

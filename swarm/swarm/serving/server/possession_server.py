@@ -135,7 +135,8 @@ class PossessionServer:
 
 
 def _path(held: HeldFile, index: int) -> ChunkPath:
-    return ChunkPath(digest=held.tree.leaf(index), siblings=b"".join(held.tree.proof(index)))
+    [leaf] = held.tree.leaves(index, index + 1)
+    return ChunkPath(digest=leaf, siblings=b"".join(held.tree.proof(index, index + 1)))
 
 
 def _chunks(held: Mapping[int, HeldFile], drawn: Sequence[DrawnChunk]) -> tuple[bytes, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from swarm_protocol import limits, wire
 from swarm_protocol.checks import check_int
@@ -18,25 +18,13 @@ from swarm_protocol.rows import Data, Rows
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import (
     PAGE_KEY_BYTES,
-    AllowHandover,
     AnswerTokens,
-    CloseSequence,
     Commitment,
     DraftText,
     Frame,
-    LinkAck,
-    LinkUpdate,
     OpenSequence,
-    Push,
-    PushRefused,
-    RoomFreed,
     SampledToken,
-    SequenceEnded,
-    SequenceReady,
-    ServerLeaving,
     Spent,
-    StepRequest,
-    StepResult,
 )
 
 _Frame: TypeAlias = session_pb2.Frame
@@ -177,24 +165,6 @@ def _read_page_keys(keys: bytes) -> tuple[bytes, ...]:
     return tuple([keys[at : at + PAGE_KEY_BYTES] for at in range(0, len(keys), PAGE_KEY_BYTES)])
 
 
-_KINDS: Mapping[str, type[Frame]] = {
-    "open": OpenSequence,
-    "step": StepRequest,
-    "link": LinkUpdate,
-    "hand": AllowHandover,
-    "drawn": AnswerTokens,
-    "draft_text": DraftText,
-    "close": CloseSequence,
-    "ready": SequenceReady,
-    "result": StepResult,
-    "linked": LinkAck,
-    "committed": Commitment,
-    "ended": SequenceEnded,
-    "leaving": ServerLeaving,
-    "room_freed": RoomFreed,
-    "push": Push,
-    "push_refused": PushRefused,
-}
 _FORMS: wire.Forms = {
     "rows": wire.FieldForm(_write_rows, None),  # its numbers are among the payloads
     "token": wire.FieldForm(_write_token, _read_token),
@@ -203,13 +173,14 @@ _FORMS: wire.Forms = {
 }
 
 
-def _descriptor(kind: str) -> Any:
-    return session_pb2.Frame.DESCRIPTOR.fields_by_name[kind].message_type
-
-
+_TYPES: Mapping[str, type[Frame]] = {frame_type.__name__: frame_type for frame_type in get_args(Frame)}
+_KINDS = [
+    (kind.name, _TYPES[kind.message_type.name], kind.message_type)
+    for kind in session_pb2.Frame.DESCRIPTOR.oneofs_by_name["kind"].fields
+]
 _WRITERS: Mapping[type[Any], tuple[str, Callable[[Any, Any], None]]] = {
-    frame_type: (kind, wire.writer(frame_type, _descriptor(kind), _FORMS)) for kind, frame_type in _KINDS.items()
+    frame_type: (kind, wire.writer(frame_type, content, _FORMS)) for kind, frame_type, content in _KINDS
 }
 _READERS: Mapping[str, Callable[..., Frame]] = {
-    kind: wire.reader(frame_type, _descriptor(kind), _FORMS) for kind, frame_type in _KINDS.items()
+    kind: wire.reader(frame_type, content, _FORMS) for kind, frame_type, content in _KINDS
 }

@@ -124,6 +124,10 @@ class Vote(wire.WireMessage):
     state_digest: Digest
     sequence: Annotated[int, whole(MAX_SEQUENCE)] = 0
 
+    @property
+    def outcome_digest(self) -> bytes:
+        return self.outcome.digest()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoteReply(wire.WireMessage):

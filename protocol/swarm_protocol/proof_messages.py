@@ -217,7 +217,7 @@ class StatedVote(wire.WireMessage):
     @classmethod
     def of(cls, vote: Vote) -> StatedVote:
         """Return the signed content of `vote`. Raises ValueError if it has no signature."""
-        return cls(outcome_digest=vote.outcome.digest(), **shared_fields(vote, cls))
+        return cls(outcome_digest=vote.outcome_digest, **shared_fields(vote, cls))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,19 +299,10 @@ def _entrance(report: Contribution) -> bytes:
     return _number(len(report.credentials)) + digests + b"".join(peer.encode() + b"\x00" for peer in report.demoted)
 
 
-def vote_message(network_id: str, vote: Vote) -> bytes:
-    """Return the message that a member signs to vote."""
-    return _vote_message(network_id, vote.run, vote, vote.outcome.digest())
-
-
-def stated_vote_message(network_id: str, run: str, vote: StatedVote) -> bytes:
-    """Return the message that the signature of this vote in `run` covers."""
-    return _vote_message(network_id, run, vote, vote.outcome_digest)
-
-
-def _vote_message(network_id: str, run: str, vote: Vote | StatedVote, outcome_digest: bytes) -> bytes:
+def vote_message(network_id: str, run: str, vote: Vote | StatedVote) -> bytes:
+    """Return the message that a member signs to vote in `run`."""
     place = VOTE_DOMAIN + vote.kind.encode() + b"\x00" + _round(network_id, run, vote.step) + _number(vote.attempt)
-    return place + vote.group_digest + outcome_digest + vote.state_digest + _number(vote.sequence)
+    return place + vote.group_digest + vote.outcome_digest + vote.state_digest + _number(vote.sequence)
 
 
 def _round(network_id: str, run: str, step: int) -> bytes:

@@ -39,7 +39,7 @@ from swarm_protocol.proof_messages import (
     StatedVote,
     StatementKind,
     stated_report_message,
-    stated_vote_message,
+    vote_message,
 )
 from swarm_protocol.training_messages import GROUP_PURPOSE, Contribution, Group, Ready, SignedGroup, round_subject
 
@@ -105,7 +105,7 @@ def _read(case: Equivocation, data: bytes, signatures: RunSignatures, *, verifie
         return _read_group(case.peer, data, signatures)
     if case.statement == "vote":
         vote = StatedVote.from_bytes(data)
-        message, signature = stated_vote_message(network_id, run, vote), vote.signature
+        message, signature = vote_message(network_id, run, vote), vote.signature
         statement = statement_of_vote(vote)
     else:
         report = StatedReport.from_bytes(data)

@@ -172,13 +172,13 @@ class RunSignatures:
             raise PeerViolation("it has not signed its report", peer_id=report.peer_id) from error
 
     def sign_vote(self, vote: Vote) -> Vote:
-        return replace(vote, signature=self.identity.sign(vote_message(self.network_id, vote)))
+        return replace(vote, signature=self.identity.sign(vote_message(self.network_id, vote.run, vote)))
 
     def check_vote(self, vote: Vote, voter: str) -> None:
         """Raises PeerViolation or IntegrityError unless `vote` is a vote of `voter` in this run."""
         if vote.run != self.run:
             raise PeerViolation("a vote is of another run", peer_id=voter)
-        verify(voter, vote_message(self.network_id, vote), vote.signature)
+        verify(voter, vote_message(self.network_id, vote.run, vote), vote.signature)
 
     def check_lock(self, lock: Lock, origin: SignedGroup, roster: Sequence[str]) -> None:
         """Raises PeerViolation or IntegrityError unless enough of `roster`, the members of the previous state, voted
@@ -191,7 +191,7 @@ class RunSignatures:
 
     def _voters(self, vote: Vote, votes: Iterable[PlacedSignature], peers: Sequence[str]) -> tuple[str, ...]:
         """Return the `peers` that signed these `votes`. Raises PeerViolation or IntegrityError if one is not valid."""
-        message, voters = vote_message(self.network_id, vote), []
+        message, voters = vote_message(self.network_id, vote.run, vote), []
         for each in votes:
             if each.place >= len(peers):
                 raise PeerViolation("a vote names a place outside the group")

@@ -143,7 +143,6 @@ class Contribution(Checked):
     discounted: bool = False
 
     def __post_init__(self) -> None:
-        check_work(self.num_tokens, self.num_samples)
         _check_cluster(self)
 
     @property
@@ -202,7 +201,6 @@ class Ready(wire.WireMessage):
     discounted: bool = False
 
     def __post_init__(self) -> None:
-        check_work(self.num_tokens, self.num_samples)
         _check_cluster(self)
         if (self.lock is None) != (not self.origin):
             raise ValueError("lock and origin come together")

@@ -13,7 +13,7 @@ from swarm.network import framing
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream
 from swarm.network.libp2p.kept_frames import SentFrames
-from swarm.network.libp2p.libp2p_stream import Libp2pStream, Resumed, Resumption
+from swarm.network.libp2p.libp2p_stream import Libp2pStream, Resumed
 from swarm.network.peer_budgets import UnreadBudget
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, SwarmError
 from swarm_protocol.failure_messages import encode_failure
@@ -33,9 +33,15 @@ async def _play(chance: random.Random) -> Counter[str]:
     near, far = socket.socketpair()
     far.setblocking(False)
     reader, writer = await asyncio.open_unix_connection(sock=near)
-    resumption = Resumption(sent=SentFrames("other", kept), reconnect=_nowhere)
+    sent = SentFrames("other", kept)
     stream = Libp2pStream(
-        reader, writer, peer_id="other", timeout_s=None, unread=unread, resumption=resumption, max_message_bytes=2**17
+        reader,
+        writer,
+        timeout_s=None,
+        sent=sent,
+        reconnect=_nowhere,
+        unread=unread,
+        max_message_bytes=2**17,
     )
     pump = asyncio.create_task(stream.pump())
     for _ in range(NUM_EVENTS):

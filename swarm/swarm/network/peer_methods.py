@@ -191,10 +191,10 @@ class StreamServer:
                     return
                 async with asyncio.timeout(OPENING_TIMEOUT_S):
                     stream_id = await reader.readexactly(ID_BYTES)
+                raw = (reader, writer)
                 if not has_room:
-                    await _refuse(Libp2pStream(reader, writer, peer_id=peer_id, timeout_s=None))
+                    await _refuse(self._resumable.not_resumed(raw, peer_id))
                 else:
-                    raw = (reader, writer)
                     with self._resumable.accepted(raw, peer_id, stream_id, max_message_bytes=max_bytes) as stream:
                         await self._handle(stream, handler)
             except (SwarmError, TimeoutError, asyncio.IncompleteReadError, ConnectionError):

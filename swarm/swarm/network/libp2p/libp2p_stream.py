@@ -51,14 +51,6 @@ Reconnect = Callable[[int], Awaitable[Resumed]]
 Raises PeerError if the stream cannot go on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumption:
-    """The parts that a stream needs to go on over another byte stream."""
-
-    sent: SentFrames
-    reconnect: Reconnect
-
-
 class Libp2pStream:
     """One end of a stream of messages between two peers; it implements `Stream`. `pump` reads it."""
 
@@ -67,25 +59,25 @@ class Libp2pStream:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,
-        peer_id: str,
         timeout_s: float | None,
+        sent: SentFrames,
+        reconnect: Reconnect,
         traffic: Traffic | None = None,
         unread: UnreadBudget | None = None,
-        resumption: Resumption | None = None,
         max_message_bytes: int = limits.MAX_MESSAGE_BYTES,
     ) -> None:
         """With `timeout_s` None, sending and receiving wait for as long as the stream lasts.
 
-        Messages are counted in `traffic`, whose limits hold. Messages that wait to be received are charged to `unread`.
-        Without `resumption` the stream ends with its connection.
+        Frames that `sent` keeps are sent again over the byte stream that `reconnect` finds. Messages are counted in
+        `traffic`, whose limits hold. Messages that wait to be received are charged to `unread`.
         """
         self._traffic = traffic or Traffic()
         self._wire = ByteStream(reader, writer, self._check_frame, self._accept, self._traffic)
-        self.peer_id = peer_id
+        self.peer_id = sent.peer_id
         self._timeout_s = timeout_s
         self._unread = UnreadMessages(self, unread or UnreadBudget(), max_message_bytes)
-        self._sent = resumption.sent if resumption else None
-        self._reconnect = resumption.reconnect if resumption else None
+        self._sent = sent
+        self._reconnect = reconnect
         self._received = ReceivedFrames()
         self._coming_since_s = 0.0  # when the latest long piece began to come
         self._is_acknowledged = False  # whether an acknowledgement came since the last call of `acknowledge`
@@ -117,7 +109,7 @@ class Libp2pStream:
                     await self._spend(framing.cost(len(piece)))  # last: a cancelled wait must not cost credit
                     # a long message is copied piece by piece, so that only unacknowledged pieces of it are kept
                     is_long = len(message) > framing.CHUNK_BYTES
-                    self._write_piece(kind, bytes(piece) if is_long and self._can_resume else piece)
+                    self._write_piece(kind, bytes(piece) if is_long and self._sent.can_resend else piece)
                 await self._drain()
         except TimeoutError:
             # part of the message may have been sent, so the stream cannot go on
@@ -222,8 +214,7 @@ class Libp2pStream:
         self.num_signs += 1
         if kind == Kind.ACK:
             self._is_acknowledged = True
-            if self._sent is not None:
-                self._sent.acknowledge(length)
+            self._sent.acknowledge(length)
             self._changed.set()
             return
         if self._received.count(len(body)) >= framing.ACK_BYTES:
@@ -253,28 +244,18 @@ class Libp2pStream:
             self._traffic.links.received(self.peer_id, num_bytes, self._coming_since_s)
 
     def _write_acknowledgement(self) -> None:
-        if self._sent is not None and self.is_carried:
+        if self.is_carried:
             self._wire.write((self._received.acknowledgement(),), at_once=True)
 
     @property
     def _is_over(self) -> bool:
         # `pump` may set an error for the lost connection only in its next turn
-        return self._error is not None or (self._wire.is_lost and not self._can_resume)
-
-    @property
-    def _can_resume(self) -> bool:
-        return self._sent is not None and self._sent.can_resend
-
-    @property
-    def _has_room(self) -> bool:
-        return self._sent is None or self._sent.has_room
+        return self._error is not None or (self._wire.is_lost and not self._sent.can_resend)
 
     async def _resume(self) -> bool:
         """Go on over another byte stream. Return whether there is one."""
-        if self._error is not None or not self._can_resume:
+        if self._error is not None or not self._sent.can_resend:
             return False
-        assert self._reconnect is not None
-        assert self._sent is not None
         self._wire.is_lost = True  # so that nothing is written until there is another byte stream
         self._wire.abort()
         self._unread.cut_off()
@@ -295,21 +276,20 @@ class Libp2pStream:
     def _fail(self, error: SwarmError) -> None:
         if self._error is None:
             self._error = error
-        if self._sent is not None:
-            self._sent.drop()
+        self._sent.drop()
         self._changed.set()
 
     def _send_at_once(self, message: bytes) -> bool:
         """Send the message if that needs no waiting, which is the usual case. Return whether it was sent."""
         fits = len(message) <= framing.CHUNK_BYTES and framing.cost(len(message)) <= self._send_credit
-        if not fits or self._error is not None or not (self._has_room and self._wire.is_idle):
+        if not fits or self._error is not None or not (self._sent.has_room and self._wire.is_idle):
             return False
         self._send_credit -= framing.cost(len(message))
         self._write_piece(Kind.DATA, message)
         return True
 
     async def _spend(self, num_bytes: int) -> None:
-        while self._error is None and not (num_bytes <= self._send_credit and self._has_room):
+        while self._error is None and not (num_bytes <= self._send_credit and self._sent.has_room):
             self._changed.clear()
             await self._changed.wait()
         if self._error is not None:
@@ -328,11 +308,10 @@ class Libp2pStream:
     def _put(self, *frame: bytes | memoryview, at_once: bool = True) -> None:
         """Write a frame, or only keep it until there is a byte stream again. Without `at_once` it waits for its
         turn."""
-        if self._sent is not None:
-            self._sent.add(frame)
+        self._sent.add(frame)
         if self._wire.is_lost:
             return
-        if self._received.unacknowledged_cost >= framing.RIDING_ACK_BYTES and self._sent is not None:
+        if self._received.unacknowledged_cost >= framing.RIDING_ACK_BYTES:
             frame = (self._received.acknowledgement(), *frame)
         self._wire.write(frame, at_once=at_once)
 
@@ -344,7 +323,7 @@ class Libp2pStream:
                 await wire.drained()
                 return
             except ConnectionError:
-                if self._error is not None or not self._can_resume:
+                if self._error is not None or not self._sent.can_resend:
                     # `pump` may still find the other side's reason in bytes that came before the connection was lost
                     raise self._error or PeerUnreachable("the peer left the stream", peer_id=self.peer_id) from None
             while self._wire is wire and self._error is None:

@@ -17,6 +17,7 @@ import os
 import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import NoReturn
 
 from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerUnreachable, PeerViolation
@@ -27,7 +28,7 @@ from swarm.network.interface import Stream
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.host import Host, RawStream
 from swarm.network.libp2p.kept_frames import SentFrames
-from swarm.network.libp2p.libp2p_stream import Libp2pStream, Reconnect, Resumed, Resumption
+from swarm.network.libp2p.libp2p_stream import Libp2pStream, Reconnect, Resumed
 from swarm.network.libp2p.path_watch import PathWatch
 from swarm.network.libp2p.reconnection import GRACE_S, HOLD_S, MIN_PAUSE_S
 from swarm.network.rate import write
@@ -133,6 +134,10 @@ class ResumableStreams:
             del self._accepted[key]
             accepted.withdraw()
 
+    def not_resumed(self, raw: RawStream, peer_id: str) -> Libp2pStream:
+        """Make a stream over a byte stream that a peer has opened, which ends with that byte stream."""
+        return self._stream(raw, peer_id, _nowhere, None, limits.MAX_MESSAGE_BYTES)
+
     def _stream(
         self, raw: RawStream, peer_id: str, reconnect: Reconnect, timeout_s: float | None, max_message_bytes: int
     ) -> Libp2pStream:
@@ -140,11 +145,11 @@ class ResumableStreams:
         return Libp2pStream(
             reader,
             writer,
-            peer_id=peer_id,
             timeout_s=timeout_s,
             traffic=self._host.traffic,
             unread=self._host.unread,
-            resumption=Resumption(sent=SentFrames(peer_id, self._host.unacknowledged), reconnect=reconnect),
+            sent=SentFrames(peer_id, self._host.unacknowledged),
+            reconnect=reconnect,
             max_message_bytes=max_message_bytes,
         )
 
@@ -204,6 +209,10 @@ class ResumableStreams:
                 pause_s = min(2 * pause_s, _CHECK_S)
         if self._reconnector.may_return(peer_id):
             await asyncio.sleep(GRACE_S)
+
+
+async def _nowhere(_num_received: int) -> NoReturn:
+    raise PeerUnreachable("the stream is not resumed")
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ import pytest
 from swarm.network import framing
 from swarm.network.libp2p import kept_frames
 from swarm.network.libp2p.kept_frames import SentFrames
-from swarm.network.libp2p.libp2p_stream import Libp2pStream, Resumed, Resumption
+from swarm.network.libp2p.libp2p_stream import Libp2pStream, Resumed
 from swarm.network.peer_budgets import UnreadBudget
 from swarm_protocol.errors import PeerUnreachable, PeerViolation
 
@@ -22,9 +22,10 @@ MIB = 2**20
 
 
 @asynccontextmanager
-async def _stream(end: socket.socket, **options: Any) -> AsyncIterator[Libp2pStream]:
+async def _stream(end: socket.socket, *, sent: SentFrames | None = None, **options: Any) -> AsyncIterator[Libp2pStream]:
     reader, writer = await asyncio.open_unix_connection(sock=end)
-    stream = Libp2pStream(reader, writer, peer_id="other", timeout_s=10, **options)
+    sent = sent or SentFrames("other", UnreadBudget())
+    stream = Libp2pStream(reader, writer, timeout_s=10, sent=sent, reconnect=_never, **options)
     pump = asyncio.create_task(stream.pump())
     try:
         yield stream
@@ -93,10 +94,6 @@ async def _never(_num_received: int) -> Resumed:
     raise PeerUnreachable("there is no other byte stream")
 
 
-def _resumption() -> Resumption:
-    return Resumption(sent=SentFrames("other", UnreadBudget()), reconnect=_never)
-
-
 def _is_of(part: object, message: bytearray) -> bool:
     return part is message or (isinstance(part, memoryview) and part.obj is message)
 
@@ -106,13 +103,16 @@ def test_message_is_sent_without_copies_except_for_the_kept_pieces_of_a_long_one
     is_kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_frames, "FIRST_WINDOW_BYTES", framing.WINDOW_BYTES)
+    for never in ("ACK_BYTES", "RIDING_ACK_BYTES"):
+        monkeypatch.setattr(framing, never, 2**30)
 
     async def main() -> None:
         near, far = socket.socketpair()
         usual, long = bytearray(100_000), bytearray(2 * framing.CHUNK_BYTES)
-        resumption = _resumption() if is_kept else None
-        # the receiver acknowledges nothing
-        async with _stream(near, resumption=resumption) as sender, _stream(far) as receiver:
+        sent = SentFrames("other", UnreadBudget())
+        if not is_kept:
+            sent.drop()
+        async with _stream(near, sent=sent) as sender, _stream(far) as receiver:
             written, write = list[object](), sender._wire.write
 
             def note(frame: Sequence[bytes | memoryview], *, at_once: bool) -> None:
@@ -126,8 +126,8 @@ def test_message_is_sent_without_copies_except_for_the_kept_pieces_of_a_long_one
                 num_uncopied = sum(_is_of(part, message) for part in written)
                 assert num_uncopied == (0 if is_kept and message is long else num_pieces)
                 assert await receiver.receive() == message
-            if resumption is not None:
-                kept = [part for frame in resumption.sent.to_resend(0) for part in frame]
+            if is_kept:
+                kept = [part for frame in sent.to_resend(0) for part in frame]
                 assert [_is_of(part, usual) for part in kept].count(True) == 1
                 assert sum(map(len, kept)) > len(usual) + len(long)
 
@@ -145,10 +145,7 @@ def test_sender_of_a_long_frame_gets_acknowledgements_and_answers_none_of_them()
 
     async def main() -> None:
         near, far = socket.socketpair()
-        async with (
-            _stream(near, resumption=_resumption()) as sender,
-            _stream(far, resumption=_resumption()) as receiver,
-        ):
+        async with _stream(near) as sender, _stream(far) as receiver:
             body = bytes(100_000)
             sender._wire._writer.write(framing.HEADER.pack(framing.Kind.DATA, len(body)) + body[:50_000])
             await _until_heard(receiver)

@@ -23,6 +23,7 @@ from swarm_protocol.checks import Checked, Digest, Name, check_name, one_line, s
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import SIGNATURE_BYTES, Identity, PeerId, verify
 from swarm_protocol.proto import manifest_pb2
+from swarm_protocol.records import SERVED_DTYPES
 
 CHUNK_BYTES = 64 * 2**10
 """A chunk crosses a slow uplink (1 Mbit/s) in half a second; the tree over a file of 5 GiB has 2.6 MiB of leaves."""
@@ -32,9 +33,6 @@ MANIFEST_METHOD = "serving.manifest"
 
 POSSESSION_METHOD = "serving.possession"
 """A call: PossessionRequest / PossessionResponse. The model's name follows after a slash."""
-
-WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "int8", "int4")
-"""The kinds of weights in which servers hold a checkpoint, as `swarm.serving.server.deployment` names them."""
 
 POSSESSION_PURPOSE = "possession"
 
@@ -210,7 +208,7 @@ def manifest_revision(digest: bytes, dtype: str) -> str:
 def manifest_dtype(digest: bytes, revision: str) -> str:
     """Return the dtype with which `revision` follows from the manifest with that `digest`, or "" if it does not follow
     from it."""
-    return next((dtype for dtype in WEIGHT_DTYPES if manifest_revision(digest, dtype) == revision), "")
+    return next((dtype for dtype in SERVED_DTYPES if manifest_revision(digest, dtype) == revision), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,8 @@ from swarm.serving.server.deployment import DTYPES, ServerOptions
 from swarm.serving.server.possession_server import CHALLENGE_S, HOUR_S, ChunkBudget
 from swarm.testing import virtual_time
 from swarm_protocol.errors import ConfigError, PeerViolation
-from swarm_protocol.manifest_messages import CHUNK_BYTES, WEIGHT_DTYPES, PublishedManifest
+from swarm_protocol.manifest_messages import CHUNK_BYTES, PublishedManifest
+from swarm_protocol.records import SERVED_DTYPES
 from swarm_protocol.serving_messages import FilesResponse
 
 HALVES = [(0, 3), (3, 6)]
@@ -503,7 +504,7 @@ def test_servers_are_still_used_when_strangers_use_up_their_proofs(
 
 
 def test_weight_dtypes_are_those_of_servers() -> None:
-    assert tuple(DTYPES) == WEIGHT_DTYPES
+    assert tuple(DTYPES) == SERVED_DTYPES
 
 
 def test_publishers_are_parsed_bounded_and_refused_with_one_line() -> None:

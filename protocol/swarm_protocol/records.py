@@ -268,14 +268,19 @@ def publish_key(record: Record, peer_id: str, depth: int = 0) -> str:
     Each key has NUM_CHILD_KEYS below it, from which the peer id selects one. So keys form a tree that grows with the
     number of records (a prefix hash tree: Ramabhadran et al. 2004).
     """
+    prefix = "/".join(filter(None, kind_and_name(record)))
+    return f"{prefix}{_LEVEL}{_path_of(peer_id, depth) if depth else ''}"
+
+
+def kind_and_name(record: Record) -> tuple[Kind, str]:
+    """Return the kind of a record, and the model or run that it is about; "" for a node."""
     match record:
         case NodeRecord():
-            prefix = "nodes"
+            return "nodes", ""
         case ServeRecord():
-            prefix = f"serve/{record.model}"
+            return "serve", record.model
         case TrainerRecord():
-            prefix = f"train/{record.run}"
-    return f"{prefix}{_LEVEL}{_path_of(peer_id, depth) if depth else ''}"
+            return "train", record.run
 
 
 @lru_cache(maxsize=2**14)

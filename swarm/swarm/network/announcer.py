@@ -19,6 +19,7 @@ from swarm_protocol.records import (
     Record,
     ServeRecord,
     TrainerRecord,
+    kind_and_name,
     publish_key,
 )
 
@@ -103,7 +104,7 @@ class Announcer:
             await self._publish_due()
 
     def _put(self, announced: _Announced) -> None:
-        self._announced[_kind_and_name(announced.record)] = announced
+        self._announced[kind_and_name(announced.record)] = announced
         node = self._announced.get(("nodes", ""))
         if node is not None and node.record != (current := self._with_holdings(node.record)):
             self._announced["nodes", ""] = _Announced(current, is_last=node.is_last)
@@ -184,16 +185,6 @@ class Announcer:
             return limits.RECORD_LIFETIME_S
         num_lives = (asyncio.get_running_loop().time() - self._since_s) / SETTLING_S
         return limits.RECORD_LIFETIME_S * min(MAX_LIVES, max(1.0, num_lives))
-
-
-def _kind_and_name(record: Record) -> tuple[Kind, str]:
-    match record:
-        case NodeRecord():
-            return "nodes", ""
-        case ServeRecord():
-            return "serve", record.model
-        case TrainerRecord():
-            return "train", record.run
 
 
 def _last_record(record: Record) -> Record:

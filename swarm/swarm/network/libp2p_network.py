@@ -322,13 +322,14 @@ class Libp2pNetwork(SigningNetwork):
         await self._dht.refresh()
         start(tell_address_changes(self._dht, self._watch.used_peers))
         met = [peer_id for peer_id, answered in zip(entry.peer_ids, answers, strict=True) if answered]
-        watch = PartitionWatch(self._host, self._dht, self._given, self._network_id, self._records.publish_again)
-        watch.begin(met, remembered)
+        again = self._records.publish_again
+        watch = PartitionWatch(self._host, self._dht, self._given, self._network_id, again, met=met, known=remembered)
         start(watch.run())
         if discovery:
-            local_peers = LocalPeers(discovery, self._dht, self._reach, self._records.publish_again)
-            local_peers.note_met(entry.nearby)
-            start(local_peers.run(), name="meet local peers")
+            for contact in discovery.nearby.contacts:
+                if contact.peer_id in entry.nearby:
+                    discovery.nearby.reached(contact)
+            start(LocalPeers(discovery, self._dht, self._reach, again).run(), name="meet local peers")
 
     # --- what the parts ask for ---------------------------------------------------------------------------------------
 

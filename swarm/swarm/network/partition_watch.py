@@ -60,20 +60,21 @@ class PartitionWatch:
         given: GivenPeers,
         network_id: str,
         on_healed: Callable[[], Awaitable[None]],
+        *,
+        met: Iterable[str],
+        known: Iterable[Contact],
     ) -> None:
+        """`met` are the peer ids of the seeds that have answered, and `known` the peers remembered from earlier
+        runs."""
         self._host = host
         self._dht = dht
         self._given = given
-        self._met: set[str] = set()  # seeds that have answered, and were connected at each check since
+        self._met = set(met)  # seeds that have answered, and were connected at each check since
         self._network_id = network_id
         self._on_healed = on_healed
         self._known = NewestItems[str, tuple[str, ...]](MAX_KNOWN_PEERS)
-        self._refusals = NewestItems[str, str](MAX_KNOWN_PEERS)  # what the log told of each seed
-
-    def begin(self, met: Iterable[str], known: Iterable[Contact]) -> None:
-        """Note the peer ids of the seeds that have answered, and the peers remembered from earlier runs."""
-        self._met.update(met)
         self._known.update((contact.peer_id, contact.addrs) for contact in known)
+        self._refusals = NewestItems[str, str](MAX_KNOWN_PEERS)  # what the log told of each seed
 
     async def run(self) -> None:
         """Watch until cancelled."""

@@ -83,8 +83,8 @@ class Node:
         entry = await join(dialled, peers, remembered, NETWORK_ID, may_be_first=may_be_first)
         await asyncio.gather(*(self.network.dht.ping(peer_id) for peer_id in entry.peer_ids))
         await self.network.dht.refresh()
-        watch = PartitionWatch(dialled, self.network.dht, peers, NETWORK_ID, self._publish_again)
-        watch.begin(entry.peer_ids, remembered)
+        met = {"met": entry.peer_ids, "known": remembered}
+        watch = PartitionWatch(dialled, self.network.dht, peers, NETWORK_ID, self._publish_again, **met)
         self._task = asyncio.create_task(self._live(watch))
         self.is_up = True
         return entry

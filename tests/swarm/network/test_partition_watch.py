@@ -91,9 +91,9 @@ async def watching(
     host = Host(MagicMock(), cast("Any", control), MagicMock(), NODE)
     given = GivenPeers([f"{SEED_ADDR}/p2p/{SEED}"], own_peer_id=NODE, listen=())
     await given.look_up()
-    watch = PartitionWatch(host, cast("Any", dht or Dht()), given, "test", on_healed or AsyncMock())
+    healed = on_healed or AsyncMock()
+    watch = PartitionWatch(host, cast("Any", dht or Dht()), given, "test", healed, met=[SEED], known=[])
     control.connections = {SEED: (SEED_ADDR,)}
-    watch.begin([SEED], [])
     running = asyncio.create_task(watch.run())
     yield running
     running.cancel()

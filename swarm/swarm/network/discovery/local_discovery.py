@@ -17,7 +17,7 @@ import asyncio
 import logging
 import random
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -292,12 +292,6 @@ class LocalPeers:
         self._reach = reach
         self._on_met = on_met
         self._again_at: dict[Contact, float] = {}  # by claim, since of two claims about a peer one may be a lie
-
-    def note_met(self, peer_ids: Collection[str]) -> None:
-        """Note that the claims about these peers are true: they were reached already."""
-        for contact in self._discovery.nearby.contacts:
-            if contact.peer_id in peer_ids:
-                self._discovery.nearby.reached(contact)
 
     async def run(self) -> None:
         while True:

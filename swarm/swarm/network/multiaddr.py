@@ -9,9 +9,10 @@ Pure.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError
@@ -222,21 +223,57 @@ def peer_id_text(raw: bytes) -> str:
     return base58_encode(raw)
 
 
+def _port_bytes(value: str) -> bytes:
+    try:
+        return int(value).to_bytes(2, "big")
+    except OverflowError:
+        raise ValueError(f"{value} is not a port") from None
+
+
+def _ip_text(raw: bytes) -> str:
+    return str(ipaddress.ip_address(raw))
+
+
+class _Part(NamedTuple):
+    """A part of an address: its code in multiformats' table of protocols, the conversions of its value, and the number
+    of bytes of a value that has always as many. Each other value follows its length. A flag has no value."""
+
+    code: int
+    to_bytes: Callable[[str], bytes] = str.encode
+    to_text: Callable[[bytes], str] = bytes.decode
+    num_bytes: int | None = None
+
+
+_PARTS = {
+    "ip4": _Part(4, lambda value: ipaddress.IPv4Address(value).packed, _ip_text, 4),
+    "tcp": _Part(6, _port_bytes, lambda raw: str(int.from_bytes(raw, "big")), 2),
+    "ip6": _Part(41, lambda value: ipaddress.IPv6Address(value).packed, _ip_text, 16),
+    "ip6zone": _Part(42),
+    "dns": _Part(53),
+    "dns4": _Part(54),
+    "dns6": _Part(55),
+    "p2p-circuit": _Part(290),
+    "unix": _Part(400, lambda path: f"/{path}".encode(), lambda raw: raw.decode().removeprefix("/")),
+    "p2p": _Part(421, peer_id_bytes, peer_id_text),
+}
+_NAMES = {part.code: name for name, part in _PARTS.items()}
+
+
 def addr_bytes(addr: str) -> bytes:
     """Encode an address. Raises ValueError if a part is unknown or has an invalid value."""
     words = iter(addr.split("/")[1:])
     encoded = b""
     for name in words:
-        if name not in _CODES:
+        if (part := _PARTS.get(name)) is None:
             raise ValueError(f"{name!r} is not part of an address")
-        encoded += encode_varint(_CODES[name])
+        encoded += encode_varint(part.code)
         if name in _FLAGS:
             continue
         value = "/".join(words) if name == "unix" else next(words, "")  # a path takes all that follows
         if not value:
             raise ValueError(f"/{name} has no value")
-        raw = _value_bytes(name, value)
-        encoded += raw if name in _NUM_BYTES else encode_varint(len(raw)) + raw
+        raw = part.to_bytes(value)
+        encoded += raw if part.num_bytes else encode_varint(len(raw)) + raw
     return encoded
 
 
@@ -253,59 +290,10 @@ def addr_text(raw: bytes) -> str:
         text += f"/{name}"
         if name in _FLAGS:
             continue
-        length, at = (_NUM_BYTES[name], at) if name in _NUM_BYTES else _number(raw, at)
+        part = _PARTS[name]
+        length, at = (part.num_bytes, at) if part.num_bytes else _number(raw, at)
         if at + length > len(raw):
             raise ValueError("an address ends early")
-        text += f"/{_value_text(name, raw[at : at + length])}"
+        text += f"/{part.to_text(raw[at : at + length])}"
         at += length
     return text
-
-
-_CODES = {
-    "ip4": 4,
-    "tcp": 6,
-    "ip6": 41,
-    "ip6zone": 42,
-    "dns": 53,
-    "dns4": 54,
-    "dns6": 55,
-    "p2p-circuit": 290,
-    "unix": 400,
-    "p2p": 421,
-}
-"""The codes of parts, from multiformats' table of protocols."""
-
-_NAMES = {code: name for name, code in _CODES.items()}
-_NUM_BYTES = {"ip4": 4, "ip6": 16, "tcp": 2}
-"""The lengths of values that have always the same. Each other value follows its length."""
-
-
-def _value_bytes(name: str, value: str) -> bytes:
-    match name:
-        case "ip4":
-            return ipaddress.IPv4Address(value).packed
-        case "ip6":
-            return ipaddress.IPv6Address(value).packed
-        case "tcp":
-            try:
-                return int(value).to_bytes(2, "big")
-            except OverflowError:
-                raise ValueError(f"{value} is not a port") from None
-        case "p2p":
-            return peer_id_bytes(value)
-        case "unix":
-            return b"/" + value.encode()
-    return value.encode()
-
-
-def _value_text(name: str, raw: bytes) -> str:
-    match name:
-        case "ip4" | "ip6":
-            return str(ipaddress.ip_address(raw))
-        case "tcp":
-            return str(int.from_bytes(raw, "big"))
-        case "p2p":
-            return peer_id_text(raw)
-        case "unix":
-            return raw.decode().removeprefix("/")
-    return raw.decode()

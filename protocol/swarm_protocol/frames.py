@@ -174,9 +174,9 @@ _FORMS: wire.Forms = {
 
 
 _TYPES: Mapping[str, type[Frame]] = {frame_type.__name__: frame_type for frame_type in get_args(Frame)}
+_DESCRIPTOR: Any = session_pb2.Frame.DESCRIPTOR
 _KINDS = [
-    (kind.name, _TYPES[kind.message_type.name], kind.message_type)
-    for kind in session_pb2.Frame.DESCRIPTOR.oneofs_by_name["kind"].fields
+    (kind.name, _TYPES[kind.message_type.name], kind.message_type) for kind in _DESCRIPTOR.oneofs_by_name["kind"].fields
 ]
 _WRITERS: Mapping[type[Any], tuple[str, Callable[[Any, Any], None]]] = {
     frame_type: (kind, wire.writer(frame_type, content, _FORMS)) for kind, frame_type, content in _KINDS

@@ -263,7 +263,7 @@ class Libp2pStream:
             resumed = await self._reconnect(self._received.num_frames)
         except PeerError:
             return False
-        if self._error is not None or not self._sent.can_resend:  # these may have changed meanwhile
+        if self._is_over:  # by now
             resumed.writer.transport.abort()
             return False
         self._wire = ByteStream(resumed.reader, resumed.writer, self._check_frame, self._accept, self._traffic)

@@ -39,41 +39,28 @@ since a node that was too busy to answer may try again."""
 MAX_KNOWN = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Finding:
-    is_of_network: bool
-    until: float
-
-
 class NetworkPeers:
     """Remembers which peers are of this node's network, and greets unknown ones."""
 
     def __init__(self, greet: Callable[[str], Awaitable[object]]) -> None:
         """`greet(peer_id)` raises PeerError unless the peer is of this network and protocol version."""
         self._greet = greet
-        self._known = NewestItems[str, _Finding](MAX_KNOWN)
+        self._known = NewestItems[str, tuple[bool, float]](MAX_KNOWN)  # the finding, and until when it counts
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def include(self, peer_id: str) -> bool:
         """Return whether the peer says in time that it is of this network."""
-        if (found := self._found(peer_id)) is not None:
-            return found
+        now_s = asyncio.get_running_loop().time
         async with self._locks.setdefault(peer_id, asyncio.Lock()):
-            if (found := self._found(peer_id)) is not None:
-                return found
-            is_of_network = await self._says_so(peer_id)
-            self._remember(peer_id, is_of_network)
+            is_of_network, until = self._known.get(peer_id, (False, -math.inf))
+            if until <= now_s():
+                is_of_network = await self._says_so(peer_id)
+                self._known[peer_id] = is_of_network, now_s() + (NETWORK_PEER_S if is_of_network else STRANGER_S)
             return is_of_network
 
     def forget(self, peer_id: str) -> None:
         """Forget a peer's answer, so that it is greeted again at its next request."""
         self._known.pop(peer_id, None)
-
-    def _found(self, peer_id: str) -> bool | None:
-        finding = self._known.get(peer_id)
-        if finding is None or finding.until <= asyncio.get_running_loop().time():
-            return None
-        return finding.is_of_network
 
     async def _says_so(self, peer_id: str) -> bool:
         try:
@@ -82,10 +69,6 @@ class NetworkPeers:
         except (PeerError, TimeoutError):
             return False
         return True
-
-    def _remember(self, peer_id: str, is_of_network: bool) -> None:
-        hold_s = NETWORK_PEER_S if is_of_network else STRANGER_S
-        self._known[peer_id] = _Finding(is_of_network, asyncio.get_running_loop().time() + hold_s)
 
 
 MAX_PIECE_BYTES = 2**18

@@ -6,12 +6,14 @@ The daemon gives its errors no codes, so their texts decide. Pure.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from swarm_protocol.errors import PeerRefused, PeerUnreachable
 
 from swarm.network.interface import NotServed, too_many_calls
 from swarm.network.libp2p.daemon_control import ControlError
-from swarm.network.libp2p.unary_connection import BUSY, NOT_SERVED, RemoteCallError
+from swarm.network.libp2p.unary_connection import BUSY, NOT_SERVED, RemoteCallError, UnaryConnectionClosed
 
 CONTROL_FAILURES = (ControlError, OSError, asyncio.IncompleteReadError)
 """The errors of a request to the daemon: the daemon's own error, its death, or a lack of resources of this process,
@@ -67,6 +69,16 @@ def translate(error: Exception, peer_id: str) -> PeerUnreachable | PeerRefused |
             peer_id=peer_id,
         )
     return PeerUnreachable("the libp2p daemon has ended", remedy="restart this node or program", peer_id=peer_id)
+
+
+@contextmanager
+def translating(peer_id: str) -> Iterator[None]:
+    """Raise Swarm's error in place of one of the daemon or of the unary connection. `peer_id` is the peer that was
+    asked, or this node if only its daemon was."""
+    try:
+        yield
+    except (*CONTROL_FAILURES, UnaryConnectionClosed, RemoteCallError) as error:
+        raise translate(error, peer_id) from None
 
 
 def dial_failure(text: str) -> str:

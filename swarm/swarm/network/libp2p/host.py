@@ -27,14 +27,12 @@ from swarm.network.interface import NotServed
 from swarm.network.ip_kinds import IpNetwork, provider_network_of
 from swarm.network.libp2p import kept_frames
 from swarm.network.libp2p.daemon_control import Control, ControlError
-from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, NOT_DIALLED, STREAM_RESET, WITHHELD, translate
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, NOT_DIALLED, STREAM_RESET, WITHHELD, translating
 from swarm.network.libp2p.greeting import Gate
 from swarm.network.libp2p.p2pd_process import Daemon, DaemonOptions
 from swarm.network.libp2p.unary_connection import (
-    RemoteCallError,
     UnaryAnswer,
     UnaryConnection,
-    UnaryConnectionClosed,
 )
 from swarm.network.multiaddr import ip_of, is_relayed
 from swarm.network.peer_budgets import UnreadBudget
@@ -182,19 +180,15 @@ class Host:
 
     async def addrs(self) -> tuple[str, ...]:
         """Return this host's own addresses now, without /p2p. Raises PeerUnreachable if the daemon cannot be asked."""
-        try:
+        with translating(self.peer_id):
             _, addrs = await self.control.identify()
-        except CONTROL_FAILURES as error:
-            raise translate(error, self.peer_id) from None
         return addrs
 
     async def connected_peers(self) -> dict[str, tuple[str, ...]]:
         """Return the peers with an open connection, with the remote addresses. Callers share the result, and must not
         change it. Raises PeerUnreachable if the daemon cannot be asked."""
-        try:
+        with translating(self.peer_id):
             return await self._connections.look()
-        except CONTROL_FAILURES as error:
-            raise translate(error, self.peer_id) from None
 
     async def look(self) -> dict[str, tuple[str, ...]]:
         """Do as `connected_peers`, and keep the result as `connected`."""
@@ -243,12 +237,9 @@ class Host:
         if self.gate is not None:
             await self.gate.enter(peer_id, protocol, addrs)
         wire_name = self.wire_name(protocol)
-        try:
-            with self._num_calls.holding(peer_id):
-                self.traffic.sent(peer_id, len(request))
-                response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, wire_name, request))
-        except (ControlError, UnaryConnectionClosed, RemoteCallError) as error:
-            raise translate(error, peer_id) from None
+        with translating(peer_id), self._num_calls.holding(peer_id):
+            self.traffic.sent(peer_id, len(request))
+            response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, wire_name, request))
         self.traffic.received(peer_id, len(response))
         return response
 
@@ -285,18 +276,14 @@ class Host:
             self.traffic.sent(peer_id, len(response))
             return response
 
-        try:
+        with translating(self.peer_id):
             await self.unary.serve(self.wire_name(protocol), counted)
-        except (ControlError, UnaryConnectionClosed) as error:
-            raise translate(error, self.peer_id) from None
 
     async def accept_streams(self, protocol: str, socket_path: str) -> None:
         """Have the daemon pass streams of `protocol` to the socket at `socket_path`. Raises PeerUnreachable if the
         daemon cannot be asked."""
-        try:
+        with translating(self.peer_id):
             await self.control.accept_streams(self.wire_name(protocol), socket_path)
-        except CONTROL_FAILURES as error:
-            raise translate(error, self.peer_id) from None
 
     async def open_stream(self, peer_id: str, protocol: str, *, addrs: Sequence[str] | None = None) -> RawStream:
         """Open a stream to a peer, which is dialled as in `call`. Raises PeerUnreachable or NotServed, and in a private
@@ -314,10 +301,8 @@ class Host:
             # another connection has replaced the one that the daemon chose; nothing was sent on the stream yet
             return await self.control.open_stream(peer_id, wire_name)
 
-        try:
+        with translating(peer_id):
             return await self._dialling(peer_id, addrs, open_one)
-        except CONTROL_FAILURES as error:
-            raise translate(error, peer_id) from None
 
     async def _dialling(self, peer_id: str, addrs: Sequence[str] | None, act: Callable[[], Awaitable[T]]) -> T:
         """Run `act`. If the daemon could not reach the peer, dial the peer and run `act` once more."""

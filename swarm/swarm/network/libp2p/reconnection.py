@@ -28,7 +28,7 @@ from swarm_protocol.errors import PeerUnreachable
 
 from swarm.ended_tasks import end_tasks
 from swarm.network.libp2p.daemon_control import ControlError
-from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, dial_failure, translate
+from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES, dial_failure, translate, translating
 from swarm.network.libp2p.host import Host, connect_somewhere
 from swarm.network.multiaddr import ip_of, tcp_endpoint
 from swarm.newest_items import NewestItems
@@ -94,10 +94,8 @@ class Reconnector:
         asked."""
         for each in (peer_id, *behind):
             self._note(self._dropped, each)
-        try:
+        with translating(peer_id):
             await self._host.control.disconnect(peer_id)
-        except CONTROL_FAILURES as error:
-            raise translate(error, peer_id) from None
 
     def patience_s(self, peer_id: str) -> float:
         """Return the seconds for which the opener of a stream looks for the peer."""

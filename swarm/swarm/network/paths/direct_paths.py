@@ -26,7 +26,7 @@ from swarm.network.multiaddr import is_loopback, is_relayed, parse_peer_addr
 from swarm.network.paths.address_survey import AddressSurvey
 from swarm.network.paths.dial_policy import DialPolicy
 from swarm.network.paths.dialler import Dialler
-from swarm.network.paths.introductions import Introductions, Surroundings
+from swarm.network.paths.introductions import Introductions
 from swarm.network.paths.opener import listen_endpoints
 from swarm.network.paths.own_addresses import OwnAddresses
 from swarm.network.paths.peer_addresses import PeerAddresses
@@ -95,22 +95,22 @@ class DirectPaths:
         """Serve the methods below `prefix`, and set the host's dialler. `replace` closes the connections to a peer and
         dials it again. Raises PeerUnreachable if the daemon has ended."""
         endpoints = listen_endpoints(self._options.listen, await self._host.addrs())
-        surroundings = Surroundings(
-            policy=self.policy,
-            listen_endpoints=endpoints,
-            own_addrs=lambda: self.own.possible,
-            is_public=lambda: self.own.reachability == "public",
-            own_relays=lambda: self._reservations.held,
-            reserved=lambda: self._relay.reserved,
-        )
-        self._introductions = Introductions(self._host, prefix, tasks, surroundings)
-        carried = self._introductions.carried
         self.own = OwnAddresses(
             self._host,
             announced=self._options.announce,
             listen_endpoints=endpoints,
             relayed=lambda: self._reservations.addrs,
         )
+        self._introductions = Introductions(
+            self._host,
+            prefix,
+            tasks,
+            self.own,
+            reservations=self._reservations,
+            relay=self._relay,
+            policy=self.policy,
+        )
+        carried = self._introductions.carried
         self.survey = AddressSurvey(
             self._host, prefix, self.own, asked=self._asked, carried=carried, on_change=self.update
         )

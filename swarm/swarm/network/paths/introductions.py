@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 
 from swarm_protocol import limits
 from swarm_protocol.dht_messages import Addrs
@@ -33,8 +32,11 @@ from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.host import Host
 from swarm.network.multiaddr import dialable, ip_of, is_private, is_tcp_by_ip, tcp_endpoint
 from swarm.network.paths.dial_policy import DialPolicy
-from swarm.network.paths.opener import ListenEndpoint, NotALibp2pHost, open_path
+from swarm.network.paths.opener import NotALibp2pHost, open_path
+from swarm.network.paths.own_addresses import OwnAddresses
 from swarm.network.peer_budgets import PeerRateLimit
+from swarm.network.relay.relay import Relay
+from swarm.network.relay.reservations import Reservations
 
 logger = logging.getLogger(__name__)
 
@@ -70,26 +72,28 @@ MAX_BURST = 40
 of 64 members needs 63 at once; refused pairs are connected through the relay, and tried again later."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
-    """This node's knowledge of itself and its relays. The functions return the present values."""
-
-    policy: Callable[[], DialPolicy]
-    listen_endpoints: Mapping[int, ListenEndpoint]  # by IP version
-    own_addrs: Callable[[], Sequence[str]]  # direct ones, including those that need an opened NAT or firewall
-    is_public: Callable[[], bool]
-    own_relays: Callable[[], Collection[str]]  # the peers that relay for this node
-    reserved: Callable[[], Collection[str]]  # the peers for which this node relays
-
-
 class Introductions:
     """Asks relays to introduce this node to peers, acts on introductions, and makes them for others."""
 
-    def __init__(self, host: Host, prefix: str, tasks: asyncio.TaskGroup, surroundings: Surroundings) -> None:
+    def __init__(
+        self,
+        host: Host,
+        prefix: str,
+        tasks: asyncio.TaskGroup,
+        own: OwnAddresses,
+        *,
+        reservations: Reservations,
+        relay: Relay,
+        policy: Callable[[], DialPolicy],
+    ) -> None:
+        """`policy` returns the present dial policy."""
         self._host = host
         self._prefix = prefix
         self._tasks = tasks
-        self._here = surroundings
+        self._own = own
+        self._reservations = reservations
+        self._relay = relay
+        self._policy = policy
         self._attempts: dict[str, asyncio.Task[None]] = {}  # by peer
         self._failed: dict[str, float] = {}  # by peer, the time until which it is not tried again
         self._asked_by_peer = PeerRateLimit[str](period_s=BURST_S, per_peer=MAX_BURST)
@@ -106,7 +110,7 @@ class Introductions:
 
     async def connect(self, peer_id: str, relay: str, relay_addrs: Sequence[str]) -> bool:
         """Have `relay` introduce this node to `peer_id`. Return whether there is then a direct connection."""
-        if not self._here.listen_endpoints:
+        if not self._own.listen_endpoints:
             return False  # each dial of this node comes from a new port, for which no NAT can be opened in advance
         if self._failed.get(peer_id, 0.0) > asyncio.get_running_loop().time():
             return False
@@ -137,7 +141,7 @@ class Introductions:
         except PeerViolation:
             return REFUSED
         target = request.peer_id
-        if target not in self._here.reserved() or target == asker or not self._asked_by_peer.takes(asker):
+        if target not in self._relay.reserved or target == asker or not self._asked_by_peer.takes(asker):
             return REFUSED
         connected = await self._host.connected_peers()
         seen = {peer: _direct(connected.get(peer, ())) for peer in (asker, target)}
@@ -165,7 +169,7 @@ class Introductions:
             request = Introduction.from_bytes(data)
         except PeerViolation:
             return REFUSED
-        if relay not in self._here.own_relays() or not self._asked_by_relay.takes(relay):
+        if relay not in self._reservations.held or not self._asked_by_relay.takes(relay):
             return REFUSED
         if not await self._is_direct(request.peer_id):
             if request.peer_id not in self._attempts and self._is_busy():
@@ -190,7 +194,7 @@ class Introductions:
         return self._attempts[peer_id]
 
     async def _attempt(self, peer_id: str, addrs: Sequence[str]) -> None:
-        opens = self._host.peer_id > peer_id and bool(self._here.listen_endpoints)
+        opens = self._host.peer_id > peer_id and bool(self._own.listen_endpoints)
         acts = (
             [self._tasks.create_task(self._open(peer_id, addr)) for addr in addrs]
             if opens
@@ -223,7 +227,7 @@ class Introductions:
     async def _kind(self, peer_id: str) -> PathKind:
         """Return "dialled back" for a connection if one of its ends can be dialled by anyone, else "punched"."""
         public = [addr for addr in self._host.known_addrs(peer_id) if is_tcp_by_ip(addr) and not is_private(addr)]
-        can_be_dialled = self._here.is_public() or any(addr in public for addr in await self._seen(peer_id))
+        can_be_dialled = self._own.reachability == "public" or any(addr in public for addr in await self._seen(peer_id))
         return "dialled back" if can_be_dialled and peer_id not in self.carried else "punched"
 
     async def _dial(self, peer_id: str, addrs: Sequence[str]) -> None:
@@ -234,7 +238,7 @@ class Introductions:
 
     async def _open(self, peer_id: str, addr: str) -> None:
         ip, there = ip_of(addr), tcp_endpoint(addr)
-        here = self._here.listen_endpoints.get(ip.version) if ip is not None else None
+        here = self._own.listen_endpoints.get(ip.version) if ip is not None else None
         if here is None or there is None:
             return
         carries = False
@@ -262,11 +266,11 @@ class Introductions:
     def _shared_addrs(self) -> Addrs:
         """Return the addresses that this node claims: for a peer in the same network, for a forwarded port at the IP
         that the relay sees, and for the IP version by which the relay does not see this node."""
-        return _to_share(_direct(self._here.own_addrs()))
+        return _to_share(_direct(self._own.possible))
 
     def _usable(self, addrs: Iterable[str]) -> tuple[str, ...]:
         """Return the addresses to try: for each IP version those at one public and at one private IP."""
-        return _one_ip_of_each(is_private, _direct(self._here.policy().worth_knowing(addrs)))[:MAX_ADDRS]
+        return _one_ip_of_each(is_private, _direct(self._policy().worth_knowing(addrs)))[:MAX_ADDRS]
 
 
 def _direct(addrs: Iterable[str]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,8 +15,11 @@ from support.host_internet import FakeHost
 from swarm.network.libp2p.host import Host
 from swarm.network.paths import introductions
 from swarm.network.paths.dial_policy import DialPolicy
-from swarm.network.paths.introductions import INTRODUCE, INTRODUCED, Introductions, Surroundings
+from swarm.network.paths.introductions import INTRODUCE, INTRODUCED, Introductions
 from swarm.network.paths.opener import ListenEndpoint
+from swarm.network.paths.own_addresses import OwnAddresses
+from swarm.network.relay.relay import Relay
+from swarm.network.relay.reservations import Reservations
 from swarm.testing import virtual_time
 from swarm_protocol.errors import PeerUnreachable
 from swarm_protocol.identity import Identity
@@ -27,6 +31,19 @@ LAN_1, LAN_2 = "/ip4/192.168.1.2/tcp/4001", "/ip4/192.168.1.3/tcp/4001"
 IP6, IP6_2 = "/ip6/2a00:1450::1/tcp/4001", "/ip6/2a00:1450::2/tcp/4001"
 VICTIM = "/ip4/44.9.9.9/tcp/22"
 ENDPOINTS = {4: ListenEndpoint(bind=("0.0.0.0", 4001), reach=("127.0.0.1", 4001))}
+
+
+class Own:
+    """What a node knows of its own addresses."""
+
+    def __init__(self, host: FakeHost, *, is_public: bool) -> None:
+        self.listen_endpoints = ENDPOINTS
+        self.reachability = "public" if is_public else "relay"
+        self._host = host
+
+    @property
+    def possible(self) -> Sequence[str]:
+        return self._host.own
 
 
 class World:
@@ -48,14 +65,10 @@ class World:
             cast(Host, host),
             "net/",
             self._tasks,
-            Surroundings(
-                policy=lambda: DialPolicy(own=host.own, given=()),
-                listen_endpoints=ENDPOINTS,
-                own_addrs=lambda: host.own,
-                is_public=lambda: host is self.relay,
-                own_relays=lambda: {RELAY},
-                reserved=lambda: {LESSER, GREATER} if host is self.relay else set(),
-            ),
+            cast(OwnAddresses, Own(host, is_public=host is self.relay)),
+            reservations=cast(Reservations, SimpleNamespace(held={RELAY})),
+            relay=cast(Relay, SimpleNamespace(reserved={LESSER, GREATER} if host is self.relay else set())),
+            policy=lambda: DialPolicy(own=host.own, given=()),
         )
 
     async def start(self) -> None:
@@ -360,10 +373,7 @@ def test_private_addresses_of_another_network_are_not_dialled(monkeypatch: pytes
 
 def test_node_without_a_listener_asks_for_no_introduction() -> None:
     async def case(world: World) -> None:
-        here = world.of[LESSER]._here
-        world.of[LESSER]._here = Surroundings(
-            **{name: getattr(here, name) for name in here.__slots__ if name != "listen_endpoints"}, listen_endpoints={}
-        )
+        world.of[LESSER]._own.listen_endpoints = {}
         assert not await world.of[LESSER].connect(GREATER, RELAY, ())
         assert world.greater.dialled == []
 

@@ -63,7 +63,7 @@ class Stream(Protocol):
         """Return the next message. Raises EndOfStream, PeerUnreachable, PeerTimeout, or the other side's SwarmError."""
 
     async def finish(self) -> None:
-        """Tell the other side that this side sends no more messages. Receiving goes on."""
+        """Tell the other side that this side sends no more messages, without waiting for it. Receiving goes on."""
 
 
 UnaryHandler = Callable[[str, bytes], Awaitable[bytes]]

@@ -134,7 +134,6 @@ class Libp2pStream:
             raise cut_off(self.peer_id)
         self._finished = True
         self._put(framing.frame(Kind.FINISH))
-        await self._drain()
 
     # --- what the owner of the stream does --------------------------------------------------------------------------
 

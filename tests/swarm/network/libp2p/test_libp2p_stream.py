@@ -90,6 +90,21 @@ def test_message_that_is_cancelled_before_it_begins_costs_no_credit() -> None:
     asyncio.run(main())
 
 
+def test_finishing_does_not_wait_for_a_peer_that_takes_nothing() -> None:
+    async def main() -> None:
+        near, far = socket.socketpair()
+        async with _stream(near) as sender:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    await sender.send(bytes(framing.CHUNK_BYTES))  # more than the socket holds
+            assert not sender._wire.is_idle
+            async with asyncio.timeout(5):
+                await sender.finish()
+        far.close()
+
+    asyncio.run(main())
+
+
 async def _never(_num_received: int) -> Resumed:
     raise PeerUnreachable("there is no other byte stream")
 

@@ -14,9 +14,11 @@ from swarm.network import framing, peer_budgets, peer_methods
 from swarm.network.framing import Kind
 from swarm.network.interface import EndOfStream, Stream
 from swarm.network.libp2p.daemon_control import write_message
-from swarm.network.libp2p.stream_resume import ID_BYTES
+from swarm.network.libp2p.stream_resume import ID_BYTES, ResumableStreams
 from swarm.network.multiaddr import addr_bytes, peer_id_bytes
+from swarm.network.peer_budgets import UnreadBudget
 from swarm.network.peer_methods import MAX_LINGER_S, QUIET_S, StreamServer
+from swarm.network.traffic import Traffic
 from swarm.testing import virtual_time
 from swarm_protocol.identity import Identity
 from swarm_protocol.proto import p2pd_pb2
@@ -32,11 +34,18 @@ def _server(*, is_member: bool = True) -> StreamServer:
         return is_member
 
     noted = dict[str, str]()
-    host = SimpleNamespace(
-        wire_name=lambda name: name, admits=admits, connected=noted, note_connected=noted.__setitem__
+    host: Any = SimpleNamespace(
+        wire_name=lambda name: name,
+        admits=admits,
+        connected=noted,
+        note_connected=noted.__setitem__,
+        traffic=Traffic(),
+        unread=UnreadBudget(),
+        unacknowledged=UnreadBudget(),
     )
-    resumable = SimpleNamespace(protocol="resume")
-    return StreamServer(host, None, resumable)  # type: ignore[arg-type]
+    watch: Any = SimpleNamespace(reconnector=None)
+    tasks: Any = None
+    return StreamServer(host, tasks, ResumableStreams(host, watch, "resume"))
 
 
 class Caller:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swarm_node.dashboard import api, pages
-from swarm_node.dashboard.collector import check_history, daemon_collector
+from swarm_node.dashboard.collector import check_folders, daemon_collector
 from swarm_node.dashboard.live import Live
 from swarm_node.dashboard.views import ViewSource
 from swarm_node.formatting import shown
@@ -155,11 +155,11 @@ class DefaultHeaders:
 class DashboardRole(NodeRole):
     """Serves pages and API until the node leaves. The constructor binds the port, as a gateway's does.
 
-    Raises ConfigError if the history cannot be kept at its place, and StartError if it cannot listen.
+    Raises ConfigError if a directory of the settings is missing, and StartError if it cannot listen.
     """
 
     def __init__(self, config: Config) -> None:
-        check_history(config)
+        check_folders(config)
         self._listener = listen(config.host, config.port)
 
     def waiting(self) -> AbstractAsyncContextManager[object]:

@@ -11,19 +11,11 @@ import os
 from pathlib import Path
 from urllib.parse import quote
 
-from swarm_protocol.errors import ConfigError
-
 from swarm_node.dashboard.views import CheckpointFile
 from swarm_node.formatting import shown
 
 MAX_FILES = 256
 """Maximum number of files of one run: a model's shards and its small files."""
-
-
-def check_folder(folder: Path | None) -> None:
-    """Raise ConfigError if the directory of the checkpoints that this machine offers is missing."""
-    if folder is not None and not folder.is_dir():
-        raise ConfigError(f"there is no directory {folder}", remedy="check --checkpoints")
 
 
 def checkpoint_files(folder: Path | None, run: str) -> tuple[CheckpointFile, ...]:

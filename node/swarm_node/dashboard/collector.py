@@ -23,7 +23,7 @@ from swarm.training.run.run_copy import fetch_run
 from swarm_protocol.errors import ConfigError, SwarmError
 from swarm_protocol.records import NodeRecord
 
-from swarm_node.dashboard.checkpoints import check_folder, checkpoint_files
+from swarm_node.dashboard.checkpoints import checkpoint_files
 from swarm_node.dashboard.history.history import DashboardHistory
 from swarm_node.dashboard.history.reader import MAX_REFUSALS, Turnover
 from swarm_node.dashboard.history.recorder import PresenceFact, SamplesFact
@@ -348,11 +348,14 @@ class Collector:
         return tuple(found)
 
 
-def check_history(config: Config) -> None:
-    """Refuse a path that cannot hold the dashboard's history, before the node starts. Raises ConfigError."""
+def check_folders(config: Config) -> None:
+    """Refuse a missing directory for the dashboard's history or of its checkpoints, before the node starts. Raises
+    ConfigError."""
     file = sqlite_file(url_of(config.history)) if config.history else None
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"there is no directory {file.parent} to keep the history in", remedy="check --history")
+    if config.checkpoints is not None and not config.checkpoints.is_dir():
+        raise ConfigError(f"there is no directory {config.checkpoints}", remedy="check --checkpoints")
 
 
 def daemon_collector(node: Node) -> AbstractAsyncContextManager[Collector]:
@@ -377,9 +380,8 @@ async def running_collector(
 ) -> AsyncIterator[Collector]:
     """Run a collector while the context lasts. It keeps its history in `place`.
 
-    Raises ConfigError if `place` can never hold a history, or if the directory of checkpoints is missing.
+    Raises ConfigError if `place` can never hold a history.
     """
-    check_folder(config.checkpoints)
     async with DashboardHistory(place, on_warning=on_warning) as history:
         collector = Collector(
             network,

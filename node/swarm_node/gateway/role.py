@@ -32,7 +32,7 @@ from swarm_protocol.control_messages import MAX_BARRED, SpotCheckStatus
 from swarm_protocol.errors import ConfigError
 
 from swarm_node.dashboard.app import combined, create_dashboard
-from swarm_node.dashboard.collector import check_history, daemon_collector
+from swarm_node.dashboard.collector import check_folders, daemon_collector
 from swarm_node.formatting import plural
 from swarm_node.gateway import http_limits
 from swarm_node.gateway.admission import KeyRing
@@ -53,8 +53,8 @@ class GatewayRole(NodeRole):
     """Serves HTTP until the node leaves. Running answers then have the node's grace period to finish.
 
     The constructor binds the port, before the node is ready or known to anybody. It raises ConfigError for unusable
-    keys, for a gateway that would be open to all by accident, and for a dashboard history or a kept model that cannot
-    be used, and StartError if it cannot listen.
+    keys, for a gateway that would be open to all by accident, for a missing directory of the dashboard, and for a kept
+    model that cannot be used, and StartError if it cannot listen.
     """
 
     name = "gateway"
@@ -63,7 +63,7 @@ class GatewayRole(NodeRole):
         self._options = options(config)
         check_kept(config)
         if config.dashboard:
-            check_history(config)
+            check_folders(config)
         self._pins = pins(config)
         self._listener = listen(config.host, config.port)
 

@@ -16,11 +16,12 @@ from swarm.network.memory.memory_network import MemoryInternet
 from swarm.network.traffic import PeerPath
 from swarm.testing import virtual_time
 from swarm_node.dashboard import view_builder
-from swarm_node.dashboard.checkpoints import check_folder
-from swarm_node.dashboard.collector import Collector, check_history, running_collector
+from swarm_node.dashboard.app import DashboardRole
+from swarm_node.dashboard.collector import Collector, check_folders, running_collector
 from swarm_node.dashboard.history.store import HistoryError
 from swarm_node.dashboard.view_builder import SETTLE_S, unique_names
 from swarm_node.dashboard.views import ModelView, PathView
+from swarm_node.gateway.role import GatewayRole
 from swarm_node.settings.config import Config
 from swarm_protocol import limits
 from swarm_protocol.envelope import seal_record
@@ -559,12 +560,16 @@ def test_collector_is_closed_when_its_user_fails(tmp_path: Path, monkeypatch: py
 def test_history_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, place: str) -> None:
     config = Config(home=tmp_path, name="test", history=place.format(tmp_path))
     with pytest.raises(ConfigError, match=r"no directory .*missing") as error:
-        check_history(config)
+        check_folders(config)
     assert error.value.remedy == "check --history"
     assert not (tmp_path / "missing").exists()
 
 
-def test_checkpoints_in_a_directory_that_is_not_there_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [GatewayRole, DashboardRole])
+def test_checkpoints_in_a_directory_that_is_not_there_are_refused_before_the_node_starts(
+    kind: type[GatewayRole | DashboardRole], tmp_path: Path
+) -> None:
+    config = Config(home=tmp_path, name="test", checkpoints=tmp_path / "missing", port=0)
     with pytest.raises(ConfigError, match=r"no directory .*missing") as error:
-        check_folder(tmp_path / "missing")
+        kind(config)
     assert error.value.remedy == "check --checkpoints"

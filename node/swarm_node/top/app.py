@@ -24,9 +24,6 @@ from swarm_node.formatting import UNKNOWN, clean, name_cell, rate, round_trip, s
 from swarm_node.interrupts import EXIT_INTERRUPTED
 from swarm_node.top import rendering
 
-LATE_S = 15.0
-"""A source that has not changed for this many seconds has lost its network, or its dashboard is unreachable."""
-
 TABS = ("overview", "models", "runs", "nodes")
 COLUMNS: Mapping[str, Mapping[str, Callable[[Any], Text]]] = {
     "models": {
@@ -205,7 +202,7 @@ class TopApp(App[None]):
     def _draw_head(self) -> None:
         age_s = self._clock() - self._seen_s
         about = f" · {clean(self._seen.version, 24)} · "
-        freshness = rendering.freshness(self._seen, age_s, late_s=LATE_S)
+        freshness = rendering.freshness(self._seen, age_s)
         self._texts["head"].update(Text.assemble((clean(self._seen.network_id, 32), "bold"), about, freshness))
 
     def _draw_detail(self) -> None:

@@ -90,6 +90,8 @@ NAME_CELLS = 24
 STATE_CELLS = 11
 MAP_CELLS = 64
 MIN_MAP_CELLS = 8
+LATE_S = 15.0
+"""A source that has not changed for this many seconds has lost its network, or its dashboard is unreachable."""
 MAX_LINES = 200
 """Maximum number of servers or members in one detail view."""
 
@@ -232,7 +234,8 @@ def run(view: RunDetail, width: int) -> Iterator[Text]:
     # for a waiting run, this ends with what lets it continue
     yield Text(clean(shown.words, 1000), overflow="fold")
     signed = clean(shown.signed_by or UNKNOWN, 60)
-    yield Text(f"{clean(shown.run, width)} · {count(view.num_parameters)} parameters · signed by {signed}")
+    about = f"{clean(shown.run, 80)} · {count(view.num_parameters)} parameters · signed by {signed}"
+    yield Text(about, overflow="fold")  # both ids are copied from here
     losses = [step.loss for step in view.steps] or list(shown.losses)
     yield Text.assemble(("loss ", "dim"), (sparkline(losses, max(1, width - 5)), "cyan"))
     if shown.projected_end is not None:
@@ -306,12 +309,12 @@ def _from_here(node: NodeView) -> str:
     return f"{path.kind}, {round_trip(path.rtt_ms)}, {moved}"
 
 
-def freshness(view: Overview, age_s: float, *, late_s: float) -> tuple[str, str]:
+def freshness(view: Overview, age_s: float) -> tuple[str, str]:
     """Return the age of the view as text, and a style. `age_s` counts the seconds since its last change here."""
     ago = f"last update {duration(round(age_s))} ago"
     if view.stale:
         return f"{clean(view.stale, 120)} · {ago}", "bold red"
-    if age_s > late_s:
+    if age_s > LATE_S:
         return f"no news · {ago}", "bold yellow"
     return f"updated {duration(round(age_s))} ago", "dim"
 

@@ -14,7 +14,8 @@ from support.dashboard_source import ExampleSource
 from swarm_node.events.emitter import Emitter
 from swarm_node.settings.config import Config
 from swarm_node.top import command
-from swarm_node.top.app import COLUMNS, LATE_S, HelpScreen, TopApp
+from swarm_node.top.app import COLUMNS, HelpScreen, TopApp
+from swarm_node.top.rendering import LATE_S
 from swarm_protocol.errors import PeerTimeout
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Static, TabbedContent

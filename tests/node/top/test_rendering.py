@@ -201,6 +201,18 @@ def test_waiting_run_shows_the_whole_remedy_in_any_terminal_width() -> None:
     assert words in rendering.run(run.model_copy(update={"run": waits}), 40).plain
 
 
+def test_run_shows_its_id_and_the_whole_id_of_its_author_in_any_terminal_width() -> None:
+    source = swarm(8)
+    detail = asyncio.run(source.run(source.overview().runs[0].run))
+    assert detail is not None
+    author = "12D3KooWKBf9qTbWd49qeLzEfXx32c6Rkp71T9bkoAQQ5EZYmoaM"
+    view = detail.model_copy(update={"run": detail.run.model_copy(update={"signed_by": author})})
+    for width in (40, 80, 100):
+        shown = rendering.run(view, width).plain
+        assert f"{detail.run.run} · " in shown
+        assert f"signed by {author}\n" in shown
+
+
 def test_step_shows_all_phases_in_any_terminal_width() -> None:
     source = swarm(8)
     run = asyncio.run(source.run(source.overview().runs[0].run))

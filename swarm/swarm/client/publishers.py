@@ -9,7 +9,7 @@ then, models of any publisher or none are used under the name. Apart from `on_ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 from swarm_protocol import limits
@@ -58,7 +58,7 @@ class KnownPublishers:
 
     def __init__(
         self,
-        pinned: Iterable[str] = (),
+        pinned: Sequence[str] = (),
         remembered: Mapping[str, str] | None = None,
         on_new: Callable[[Mapping[str, str]], None] | None = None,
     ) -> None:
@@ -66,7 +66,7 @@ class KnownPublishers:
             raise ConfigError(
                 "publishers is one publisher and not a list of them", remedy=f"give publishers=[{pinned!r:.200}]"
             )
-        if not isinstance(pinned, Iterable):
+        if not (isinstance(pinned, Sequence) and all(isinstance(each, str) for each in pinned)):
             raise ConfigError(f"publishers is {pinned!r:.80}", remedy='give publishers=["[MODEL=]PEER_ID"]')
         self._pinned: dict[str, set[str]] = {}
         for model, peer_id in map(parse_publisher, pinned):

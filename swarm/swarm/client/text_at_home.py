@@ -38,7 +38,9 @@ class TextAtHome:
 
     def __init__(self, network: Network, models: KeptModels) -> None:
         self._network = network
-        if not isinstance(models, Mapping):
+        if not (
+            isinstance(models, Mapping) and all(isinstance(kept, KeptModel | Path | str) for kept in models.values())
+        ):
             raise ConfigError(f"text_at_home is {models!r:.80}", remedy='give text_at_home={"MODEL": "DIRECTORY"}')
         self._models = {
             name: kept if isinstance(kept, KeptModel) else KeptModel(source=kept) for name, kept in models.items()

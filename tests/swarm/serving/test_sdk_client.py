@@ -1064,9 +1064,11 @@ def test_client_refuses_values_of_another_type_with_one_line(options: dict[str, 
     [
         ("publishers", "story=12D3KooW", "give publishers=['story=12D3KooW']"),
         ("publishers", 3, 'give publishers=["[MODEL=]PEER_ID"]'),
+        ("publishers", [3], 'give publishers=["[MODEL=]PEER_ID"]'),
         ("used", 3, "give used=UsedRevisions(…)"),
         ("pins", ["story@1a2b3c4d"], 'give pins={"MODEL": "REVISION"}'),
         ("text_at_home", ["story"], 'give text_at_home={"MODEL": "DIRECTORY"}'),
+        ("text_at_home", {"story": 3}, 'give text_at_home={"MODEL": "DIRECTORY"}'),
     ],
 )
 def test_client_refuses_an_option_of_another_type_and_says_how_to_write_it(name: str, value: Any, remedy: str) -> None:
@@ -1084,6 +1086,8 @@ def test_client_refuses_a_share_of_spot_checks_that_is_no_number() -> None:
 def test_tokens_that_are_no_numbers_are_refused(llama_dir: Path) -> None:
     with pytest.raises(ConfigError, match="no list of token ids"):
         checked(kit_of(open_model(llama_dir).small_files()), cast("Any", "ab"))
+    with pytest.raises(ConfigError, match="no list of token ids"):
+        check_prompt_ids([2**63])  # no tensor holds it
     assert check_prompt_ids(np.array([1, 2])) == [1, 2]
 
 

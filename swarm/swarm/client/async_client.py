@@ -48,7 +48,8 @@ from swarm.serving.tokenizer.model_assets import Message, ModelAssets, Tokenizer
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from swarm.client.tensor_calls import ForwardOptions, ForwardPass, TensorCalls
+    from swarm.client.remote_blocks import ForwardOptions
+    from swarm.client.tensor_calls import ForwardPass, TensorCalls
     from swarm.serving.local_ends.local_ends import LocalEnds
 
 
@@ -279,7 +280,8 @@ class AsyncClient(TextClient[Generation]):
         SessionError if blocks are missing or could not be computed, and PeerError if nobody answers or the call is too
         large for the servers. The backward pass raises the same.
         """
-        from swarm.client.tensor_calls import ForwardOptions, attach, check_tensor, waiting_for  # noqa: PLC0415 - brings torch
+        from swarm.client.remote_blocks import ForwardOptions  # noqa: PLC0415 - brings torch
+        from swarm.client.tensor_calls import attach, check_tensor, waiting_for  # noqa: PLC0415 - brings torch
 
         check_tensor(x)
         wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from numbers import Integral
 from uuid import uuid4
 
 from swarm_compression import CodecError
 from swarm_protocol import limits
+from swarm_protocol.checks import check_choice
 from swarm_protocol.errors import (
     ConfigError,
     PeerError,
@@ -29,14 +31,13 @@ from swarm_protocol.errors import (
 )
 from swarm_protocol.records import ServeRecord
 from swarm_protocol.rows import TOKENS
-from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_METHOD, Compute
+from swarm_protocol.serving_messages import BACKWARD_METHOD, FORWARD_CODECS, FORWARD_METHOD, Compute
 from torch import Tensor
 
 from swarm.client.request import ContextExceeded
 from swarm.network.interface import EndOfStream, Network
 from swarm.router.routing import Hop, NoChain
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.peer_health import PeerHealth
 from swarm.serving.session.repair import MAX_FAILURES
 from swarm.serving.session.route_finder import RETRY_S, KnownServers
 from swarm.serving.wire.tensor_stream import SLOWEST_TENSOR_BYTES_PER_S, receive_floats, send_tensor
@@ -183,6 +184,40 @@ def deadline_s(record: ServeRecord, method: str, *, num_blocks: float, num_rows:
     return min(limit_s, limits.MAX_STEP_MS / 1000)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardOptions:
+    """Options of a pass through blocks `[start, end)`, up to the last one if `end` is None. Passes that compute
+    gradients are patient: if all servers of a block have failed, they wait for others. Raises ConfigError."""
+
+    start: int = 0
+    end: int | None = None
+    head: bool = False
+    codec: str = "raw"
+    is_patient: bool = True
+
+    def __post_init__(self) -> None:
+        given: tuple[tuple[str, object], ...] = ("start", self.start), ("end", 0 if self.end is None else self.end)
+        for name, block in given:
+            if not isinstance(block, Integral):
+                raise ConfigError(f"{name} is {block!r:.80}", remedy="use the whole number of a block")
+        try:
+            check_choice(self.codec, "codec", FORWARD_CODECS)
+        except ValueError as error:
+            raise ConfigError(str(error), remedy="use raw or bf16") from error
+
+    def blocks(self, model: ModelShape) -> tuple[int, int]:
+        """Return the blocks to run. Raises ConfigError if the model has no such blocks."""
+        end = model.num_blocks if self.end is None else self.end
+        if not 0 <= self.start < end <= model.num_blocks:
+            raise ConfigError(
+                f"blocks {self.start}:{end} are not within 0:{model.num_blocks} of {model.name}",
+                remedy="choose start and end within the model",
+            )
+        if self.head and end < model.num_blocks:
+            raise ConfigError("the head follows the last block", remedy=f"run the blocks to {model.num_blocks}")
+        return self.start, end
+
+
 @dataclass(frozen=True, slots=True)
 class RemotePart:
     """A server's share in a forward pass, with its input: [B, T, H], or token ids [B, T]."""
@@ -201,30 +236,14 @@ class ChosenLogits:
 
 
 class RemoteBlocks:
-    """The blocks of a model on its servers. With `head`, the last block's output becomes logits.
+    """The blocks of a model on its `known` servers. With `options.head`, the last block's output becomes logits."""
 
-    `servers` serve the model's revision. A call waits for others if all servers of a block have failed, unless
-    `is_patient` is false.
-    """
-
-    def __init__(
-        self,
-        network: Network,
-        health: PeerHealth,
-        model: ModelShape,
-        servers: Mapping[str, ServeRecord],
-        *,
-        head: bool,
-        codec: str,
-        is_patient: bool = True,
-    ) -> None:
-        self.model = model
+    def __init__(self, network: Network, known: KnownServers, options: ForwardOptions) -> None:
+        self.model = known.model
+        self.options = options
         self._network = network
-        self._health = health
-        self._servers = servers
-        self._head = head
-        self._codec = codec
-        self._is_patient = is_patient
+        self._known = known
+        self._health = known.health
         self._salt = uuid4().hex
 
     async def embed(self, tokens_BT: Tensor) -> Tensor:
@@ -264,8 +283,7 @@ class RemoteBlocks:
         return grad_BTC
 
     def _search(self) -> CallRouteFinder:
-        known = KnownServers(self._health, self._servers, self.model)
-        return CallRouteFinder(known, salt=self._salt, is_patient=self._is_patient)
+        return CallRouteFinder(self._known, salt=self._salt, is_patient=self.options.is_patient)
 
     async def _forward(
         self, search: CallRouteFinder, x: Tensor, start: int, end: int, chosen: ChosenLogits | None = None
@@ -323,7 +341,7 @@ class RemoteBlocks:
     def _asked(self, method: str, part: RemotePart, chosen: ChosenLogits | None) -> tuple[Compute, int]:
         """Return the request, and the number of columns of the server's answer."""
         model, hop, x = self.model, part.by, part.x
-        has_logits = chosen is not None or (self._head and hop.end == model.num_blocks)
+        has_logits = chosen is not None or (self.options.head and hop.end == model.num_blocks)
         num_rows = x.shape[0] * x.shape[1]
         # one method returns as many bytes as the other one gets. Few logits are chosen, but the whole head has to run
         num_columns = model.vocab_size if has_logits and chosen is None else model.hidden_size
@@ -337,8 +355,8 @@ class RemoteBlocks:
             num_sequences=x.shape[0],
             num_positions=x.shape[1],
             of_tokens=not x.is_floating_point(),
-            head=self._head or chosen is not None,
-            codec=self._codec,
+            head=self.options.head or chosen is not None,
+            codec=self.options.codec,
             deadline_s=limit_s,
             num_top=0 if chosen is None else chosen.num_top,
             has_targets=chosen is not None,

@@ -165,7 +165,8 @@ class Client(TextClient[Generator[Token, None, None]]):
     ) -> Tensor:
         """Compute blocks as `AsyncClient.forward` does; the backward pass may run in any thread, until the client is
         closed."""
-        from swarm.client.tensor_calls import ForwardOptions, attach, check_tensor  # noqa: PLC0415 - brings torch
+        from swarm.client.remote_blocks import ForwardOptions  # noqa: PLC0415 - brings torch
+        from swarm.client.tensor_calls import attach, check_tensor  # noqa: PLC0415 - brings torch
 
         check_tensor(x)
         wanted = ForwardOptions(start=start, end=end, head=head, codec=codec)

@@ -17,24 +17,23 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent import futures
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from swarm_protocol import limits
-from swarm_protocol.checks import check_choice
 from swarm_protocol.errors import ConfigError, SessionError
-from swarm_protocol.serving_messages import FORWARD_CODECS, HEAD_PIECE_BYTES, MAX_CALL_BYTES
+from swarm_protocol.serving_messages import HEAD_PIECE_BYTES, MAX_CALL_BYTES
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from swarm.client.assets_cache import AssetsCache
 from swarm.client.catalog import ChosenRevision, ModelCatalog
-from swarm.client.remote_blocks import ChosenLogits, RemoteBlocks, RemotePart
+from swarm.client.remote_blocks import ChosenLogits, ForwardOptions, RemoteBlocks, RemotePart
 from swarm.client.request import ContextExceeded, check_prompt_ids
 from swarm.network.interface import Network
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.peer_health import PeerHealth
+from swarm.serving.session.route_finder import KnownServers
 
 T = TypeVar("T")
 
@@ -47,40 +46,6 @@ when its answer has arrived."""
 
 LOOK_S = 1.0
 """Seconds between two checks of a waiting thread that the loop still runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardOptions:
-    """Options of a pass through blocks `[start, end)`, up to the last one if `end` is None. Passes that compute
-    gradients are patient: if all servers of a block have failed, they wait for others. Raises ConfigError."""
-
-    start: int = 0
-    end: int | None = None
-    head: bool = False
-    codec: str = "raw"
-    is_patient: bool = True
-
-    def __post_init__(self) -> None:
-        given: tuple[tuple[str, object], ...] = ("start", self.start), ("end", 0 if self.end is None else self.end)
-        for name, block in given:
-            if not isinstance(block, Integral):
-                raise ConfigError(f"{name} is {block!r:.80}", remedy="use the whole number of a block")
-        try:
-            check_choice(self.codec, "codec", FORWARD_CODECS)
-        except ValueError as error:
-            raise ConfigError(str(error), remedy="use raw or bf16") from error
-
-    def blocks(self, model: ModelShape) -> tuple[int, int]:
-        """Return the blocks to run. Raises ConfigError if the model has no such blocks."""
-        end = model.num_blocks if self.end is None else self.end
-        if not 0 <= self.start < end <= model.num_blocks:
-            raise ConfigError(
-                f"blocks {self.start}:{end} are not within 0:{model.num_blocks} of {model.name}",
-                remedy="choose start and end within the model",
-            )
-        if self.head and end < model.num_blocks:
-            raise ConfigError("the head follows the last block", remedy=f"run the blocks to {model.num_blocks}")
-        return self.start, end
 
 
 OF_A_TEXT = ForwardOptions(is_patient=False)
@@ -116,7 +81,7 @@ class TensorCalls:
 
         async def ask(blocks: RemoteBlocks) -> ForwardPass:
             check_length(len(token_ids), blocks.model)
-            return await run(torch.tensor(token_ids, dtype=torch.int64), OF_A_TEXT, blocks)
+            return await run(torch.tensor(token_ids, dtype=torch.int64), blocks)
 
         ran = await self._in_one_call(model, OF_A_TEXT, ask)
         return torch.nn.functional.normalize(ran.output[0].double().mean(dim=0), dim=0).float()
@@ -139,7 +104,7 @@ class TensorCalls:
 
     async def run_forward(self, x: Tensor, model: str, wanted: ForwardOptions) -> ForwardPass:
         """Run `AsyncClient.forward` without the part of autograd, which must run in the caller's thread."""
-        return await self._in_one_call(model, wanted, partial(run, x, wanted))
+        return await self._in_one_call(model, wanted, partial(run, x))
 
     async def _in_one_call(self, model: str, wanted: ForwardOptions, ask: Callable[[RemoteBlocks], Awaitable[T]]) -> T:
         chosen = await self._catalog.to_use(model)
@@ -150,23 +115,17 @@ class TensorCalls:
     async def blocks(self, chosen: ChosenRevision, wanted: ForwardOptions) -> RemoteBlocks:
         """Return the blocks of one revision."""
         self._health.measure(chosen.revision.servers)
-        return RemoteBlocks(
-            self._network,
-            self._health,
-            (await self._assets.get(chosen.name, chosen.revision.servers, chosen.published)).shape,
-            chosen.revision.servers,
-            head=wanted.head,
-            codec=wanted.codec,
-            is_patient=wanted.is_patient,
-        )
+        assets = await self._assets.get(chosen.name, chosen.revision.servers, chosen.published)
+        known = KnownServers(self._health, chosen.revision.servers, assets.shape)
+        return RemoteBlocks(self._network, known, wanted)
 
 
-async def run(x: Tensor, wanted: ForwardOptions, blocks: RemoteBlocks) -> ForwardPass:
+async def run(x: Tensor, blocks: RemoteBlocks) -> ForwardPass:
     """Run the forward pass of `x`: hidden states [B, T, H] or [T, H], or for the first block token ids [B, T] or [T].
 
     Raises SwarmError.
     """
-    start, end = wanted.blocks(blocks.model)
+    start, end = blocks.options.blocks(blocks.model)
     check_input(x, blocks.model, start)
     output, parts = await blocks.forward(_on_wire(x.detach()), start, end)
     return ForwardPass(output, parts, blocks)

@@ -19,8 +19,7 @@ from support.tiny_models import FAMILIES, local_tokens, write_model
 from support.tokenizer_here import TokenizerHere
 from swarm.client import AsyncClient, Generation
 from swarm.client.async_client import ClientOptions
-from swarm.client.remote_blocks import RemoteBlocks
-from swarm.client.tensor_calls import ForwardOptions
+from swarm.client.remote_blocks import ForwardOptions, RemoteBlocks
 from swarm.client.text_at_home import KeptModels
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork

@@ -159,7 +159,7 @@ def test_server_killed_between_forward_and_backward_costs_no_result(
                 await swarm.add(start, end)
             first = swarm.who["s0"]
             blocks = await swarm.blocks(head=True)
-            blocks._servers = {p: r for p, r in blocks._servers.items() if r.end == 6 or p == first}
+            blocks._known.servers = {p: r for p, r in blocks._known.servers.items() if r.end == 6 or p == first}
             x = await swarm.client.embed(TOKENS, model="tiny")
             logits, parts = await blocks.forward(x, 0, 6)
             assert [part.by.peer_id for part in parts] == list(swarm.servers)[:2]

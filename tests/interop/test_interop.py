@@ -128,7 +128,7 @@ def test_second_implementation_serves_blocks_to_the_sdk_and_a_lie_is_noticed(nod
                 assert (report.start, report.end, report.result) == (3, 6, "passed")
                 assert server.num_looped
                 while client.possession.num_proven <= len(SPANS):
-                    assert not client.possession.failures
+                    assert not client.possession.num_failed
                     assert not client.possession.num_unanswered
                     await asyncio.sleep(0.05)
                 server.blocks.factor = 1.5

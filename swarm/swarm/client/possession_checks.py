@@ -18,7 +18,6 @@ import asyncio
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -41,7 +40,6 @@ RETRY_S = 60.0
 
 MAX_UNANSWERED = 5
 MAX_AT_ONCE = 4
-MAX_KEPT = 64
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +63,8 @@ class _Asked:
 
 
 class PossessionChecks:
-    """Asks servers for proofs. Counts `num_proven` proofs and `num_unanswered` requests. `failures` are the newest
-    failures; `on_failure` is called with each."""
+    """Asks servers for proofs. Counts `num_proven` proofs, and `num_unanswered` and `num_failed` requests; `on_failure`
+    is called with each failure."""
 
     def __init__(
         self,
@@ -80,7 +78,6 @@ class PossessionChecks:
         self.num_proven = 0
         self.num_unanswered = 0
         self.num_failed = 0
-        self.failures: deque[FailedProof] = deque(maxlen=MAX_KEPT)
         self._network = network
         self._health = health
         self._drop = drop
@@ -148,7 +145,6 @@ class PossessionChecks:
         self.num_failed += 1
         reason = asked.error.message if asked.error is not None else ""
         failure = FailedProof(peer_id=peer_id, model=published.manifest.name, reason=reason, answer=asked.answer)
-        self.failures.append(failure)
         logger.warning(
             "%s does not hold %s as it was published and is not used any more: %s", peer_id, failure.model, reason
         )

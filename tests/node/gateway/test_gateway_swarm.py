@@ -212,7 +212,7 @@ def test_prompt_over_the_cache_of_every_server_is_refused_and_another_session_go
     async def main() -> None:
         options = ServerOptions(kv_bytes=KV_BYTES)
         async with gateway_swarm(checkpoint, (0, 2), (2, 4), options=options, patience_s=0.0) as swarm:
-            budget = min(server.max_kv_tokens for server in swarm.servers.values())
+            budget = min(server.deployed.loaded.kv_tokens for server in swarm.servers.values())
             assert 200 < budget < 900  # under the context of 1024, which would give another refusal
             before = swarm.num_free_tokens()
             honest = await swarm.openai.completions.create(

@@ -127,7 +127,7 @@ class Box:
             while any(server.sessions for server in self.servers.values()):
                 await asyncio.sleep(0.01)
         for server in self.servers.values():
-            assert server.record.free_kv_tokens == server.max_kv_tokens
+            assert server.record.free_kv_tokens == server.deployed.loaded.kv_tokens
 
 
 def node_record() -> NodeRecord:

@@ -146,7 +146,7 @@ def test_sessions_share_the_pages_that_the_budget_allows(boxes: Any, llama_dir: 
         # 3 blocks, k and v, 2 heads of 8 floats: 384 bytes a token, 16 tokens a page
         async with boxes(llama_dir, [(0, 3)], options=ServerOptions(kv_bytes=384 * 16 * 3 + 100)) as box:
             server = box.servers[box.who["s0"]]
-            assert server.max_kv_tokens == server.record.free_kv_tokens == 48
+            assert server.deployed.loaded.kv_tokens == server.record.free_kv_tokens == 48
             async with talking(box) as talk:
                 await talk.open(1)
                 await talk.open(2)
@@ -185,7 +185,7 @@ def test_record_has_measured_times_and_load(boxes: Any, llama_dir: Path) -> None
             assert record.prefill_ms_per_token > 0
             assert record.decode_ms_per_block > 0
             assert record.queue_depth == 1
-            assert record.free_kv_tokens == server.max_kv_tokens - 16
+            assert record.free_kv_tokens == server.deployed.loaded.kv_tokens - 16
             assert server.num_tokens == 3
 
     virtual_time.run(scenario())

@@ -53,47 +53,37 @@ MAX_CALL_S = 600.0
 
 class ForwardAdmission:
     """Admits calls and counts their tensors: up to `max_bytes` for all calls, three quarters of that for those of one
-    provider's network, and half for one client's. `max_calls` are the numbers of calls for the same three.
-
-    `num_bytes` and `num_calls` are 0 when there is no call.
+    provider's network, and half for one client's. `max_calls` are the numbers of calls for the same three. `calls` are
+    those that have not ended, each with its client and its bytes.
     """
 
     def __init__(self, *, max_bytes: int = 2 * MAX_CALL_BYTES, max_calls: Limits = (32, 16, 4)) -> None:
-        self._max_bytes = max_bytes
+        self.calls: list[tuple[Sharer, int]] = []
+        self._max_bytes = byte_limits(max_bytes)
         self._max_calls = max_calls
-        self._calls: list[tuple[Sharer, int]] = []
-
-    @property
-    def num_calls(self) -> int:
-        return len(self._calls)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(num_bytes for _, num_bytes in self._calls)
 
     @contextmanager
     def reserved(self, client: Sharer, num_bytes: int) -> Iterator[None]:
         """Reserve `num_bytes` for a call of `client`. Raises PeerRefused, with `retry_after_s` if there may be room
         later."""
-        max_bytes = byte_limits(self._max_bytes)
-        most = max_bytes[-1]
+        most = self._max_bytes[-1]
         if num_bytes > most:
             raise PeerRefused(
                 f"the call takes {num_bytes} bytes, and a client may have {most} here",
                 remedy="use fewer or shorter sequences, or no logits",
                 lacks_room=True,
             )
-        calls = [(other, 1) for other, _ in self._calls]
+        calls = [(other, 1) for other, _ in self.calls]
         full = {over_limit(calls, client, 1, self._max_calls)}
-        full.add(over_limit(self._calls, client, num_bytes, max_bytes))
+        full.add(over_limit(self.calls, client, num_bytes, self._max_bytes))
         if full != {""}:
             raise self._busy("other calls of yours are under way" if "peer" in full else "others call, too")
         call = (client, num_bytes)
-        self._calls.append(call)
+        self.calls.append(call)
         try:
             yield
         finally:
-            self._calls.remove(call)
+            self.calls.remove(call)
 
     def _busy(self, why: str) -> PeerRefused:
         return PeerRefused(

@@ -24,7 +24,6 @@ from swarm.network.membership import Membership
 from swarm.serving.engine.engine import EngineLoad
 from swarm.serving.evidence.server_convictions import ServerConvictions
 from swarm.serving.grammar.grammar_masks import GrammarPool
-from swarm.serving.model.kv_pool import PAGE_TOKENS
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.deployment import Deployment, ServerOptions
 from swarm.serving.server.forward_server import ForwardServer
@@ -299,11 +298,6 @@ class SpanServer:
     @property
     def revision(self) -> str:
         return self._ready.loaded.revision
-
-    @property
-    def max_kv_tokens(self) -> int:
-        """The cache room for all sessions together, in tokens."""
-        return self._ready.engine.pool.num_pages * PAGE_TOKENS
 
     @property
     def num_tokens(self) -> int:

@@ -263,7 +263,7 @@ def test_lost_servers_of_a_prompt_to_score_or_of_an_embedding_are_told_as_those_
 def test_text_that_no_server_has_memory_for_is_refused_as_too_long(
     boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert ForwardAdmission()._max_bytes // 2 == tensor_calls.MAX_CALL_BYTES
+    assert ForwardAdmission()._max_bytes[-1] == tensor_calls.MAX_CALL_BYTES
     assert HEAD_PIECE_BYTES == tensor_calls.HEAD_PIECE_BYTES
 
     async def scenario() -> None:

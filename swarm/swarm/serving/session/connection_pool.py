@@ -42,12 +42,11 @@ OnMessage: TypeAlias = Callable[[Frame | ConnectionLost], None]
 class ClientConnection:
     """A connection to one server, which passes each frame to its sequence."""
 
-    def __init__(self, stream: Stream, peer_id: str, idle_s: float, on_room: Callable[[str], None]) -> None:
+    def __init__(self, stream: Stream, peer_id: str, on_room: Callable[[str], None]) -> None:
         self._connection = MultiplexedConnection(stream, peer_id)
         self._on_room = on_room
         self._room_s = -math.inf  # when the server last said that there may be room
         self._sequences: dict[bytes, OnMessage] = {}
-        self._idle_s = idle_s
         self._idle: asyncio.TimerHandle | None = None
         self._close_when_idle()
 
@@ -106,19 +105,16 @@ class ClientConnection:
     def _close_when_idle(self) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(self._idle_s, self._connection.end)
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._connection.end)
 
 
 class ConnectionPool:
     """Keeps one open connection to each server and model that sessions use. `on_room` is called with a server that says
     that there may be room again."""
 
-    def __init__(
-        self, network: StreamOpener, *, idle_s: float = IDLE_S, on_room: Callable[[str], None] = lambda _peer_id: None
-    ) -> None:
+    def __init__(self, network: StreamOpener, *, on_room: Callable[[str], None] = lambda _peer_id: None) -> None:
         self._network = network
         self._on_room = on_room
-        self._idle_s = idle_s
         self._openings: dict[tuple[str, str], asyncio.Future[ClientConnection]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closed = False
@@ -168,7 +164,7 @@ class ConnectionPool:
     async def _keep_open(self, peer_id: str, model: str, opened: asyncio.Future[ClientConnection]) -> None:
         try:
             async with open_stream(self._network, peer_id, model) as stream:
-                connection = ClientConnection(stream, peer_id, self._idle_s, self._on_room)
+                connection = ClientConnection(stream, peer_id, self._on_room)
                 opened.set_result(connection)
                 await connection.run()
         except SwarmError as error:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +22,8 @@ from support.faults import Fault, FaultScript
 from support.leaks import no_leaks
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
 from swarm.serving.engine.span_speed import SpanSpeed
+from swarm.serving.grammar.grammar_masks import GrammarPool
+from swarm.serving.peer_shares import Sharer
 from swarm.serving.server.connection_server import ConnectionServer
 from swarm.serving.server.deployment import Deployment, LoadedSpan, ServerOptions
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
@@ -78,6 +81,11 @@ def through(tokens: Sequence[int], num_spans: int) -> Tensor:
     return rows_of(sums_of(values), True)
 
 
+class NoGrammars(GrammarPool):
+    def check(self, _sharer: Sharer) -> None:
+        raise PeerRefused("this server follows no grammars")
+
+
 @dataclass
 class Server:
     network: MemoryNetwork
@@ -99,7 +107,7 @@ class Server:
         self.deployed = Deployment(loaded, self.span.pool(), self.options, ThreadPoolExecutor(1))
         self.engine = self.deployed.engine
         self.connections = ConnectionServer(
-            self.network, MODEL, self.options, offer=self.offer, on_changed=lambda: None
+            self.network, MODEL, self.options, offer=self.offer, on_changed=lambda: None, grammars=NoGrammars(Path())
         )
 
     @property

@@ -87,7 +87,7 @@ class _ConnectionState:
 class ConnectionServer:
     """Serves the connections of one model. `offer` returns the deployment for new sessions, or raises PeerRefused.
 
-    Without `grammars` no session may use a grammar. `on_changed` is called whenever a session opens or ends;
+    `on_changed` is called whenever a session opens or ends;
     `num_refused` counts refusals by reason.
     """
 
@@ -99,7 +99,7 @@ class ConnectionServer:
         *,
         offer: Callable[[], Deployment],
         on_changed: Callable[[], None],
-        grammars: GrammarPool | None = None,
+        grammars: GrammarPool,
     ) -> None:
         self.sessions: dict[tuple[str, bytes], ServerSession] = {}
         self.push_connections = PushConnections(network, model)
@@ -257,7 +257,7 @@ class ConnectionServer:
         span, provider = deployed.engine.span, self._services.network.provider_of(connection.peer_id)
         if wanted.sampler is not None and wanted.end != span.num_blocks:
             raise PeerViolation("only the session of the last block has a sampler", peer_id=connection.peer_id)
-        if self._grammars is not None and wanted.sampler is not None and wanted.sampler.grammar is not None:
+        if wanted.sampler is not None and wanted.sampler.grammar is not None:
             self._grammars.check(Sharer(provider, connection.peer_id))  # first, since opening may end other sequences
         sequence = deployed.engine.open(
             client=connection.peer_id,

@@ -24,7 +24,7 @@ from itertools import repeat
 
 import numpy as np
 from swarm_protocol import limits
-from swarm_protocol.errors import ConfigError, PeerRefused, PeerTimeout, PeerViolation
+from swarm_protocol.errors import ConfigError, PeerTimeout, PeerViolation
 from swarm_protocol.sampler import Sampler
 from swarm_protocol.session_frames import TokenDraw
 
@@ -134,9 +134,9 @@ class Drafter:
 
 class SessionSampler:
     """The sampler of the session of `sequence`. Call `close` at its end. Raises PeerViolation for token ids outside the
-    vocabulary, and PeerRefused for a grammar without `grammars`."""
+    vocabulary, and like `GrammarPool.open`."""
 
-    def __init__(self, sampler: Sampler, vocab_size: int, grammars: GrammarPool | None, sequence: Held) -> None:
+    def __init__(self, sampler: Sampler, vocab_size: int, grammars: GrammarPool, sequence: Held) -> None:
         prompt_ids = np.frombuffer(sampler.prompt_ids, dtype="<i4")
         check_ids(prompt_ids, vocab_size)
         check_ids(np.array((*sampler.bias_ids, *sampler.end_ids), dtype=np.int64), vocab_size)
@@ -147,9 +147,7 @@ class SessionSampler:
         self._changed = asyncio.Event()
         self._mask: asyncio.Future[TokenMask] | None = None
         self._allowed_after: list[bytes] = []
-        if sampler.grammar is not None and grammars is None:
-            raise PeerRefused("this server follows no grammars", remedy="ask another server")
-        self._grammar = grammars.open(sampler.grammar, sequence) if sampler.grammar is not None and grammars else None
+        self._grammar = grammars.open(sampler.grammar, sequence) if sampler.grammar is not None else None
 
     async def prepare(self) -> None:
         """Wait until the grammar, if there is one, is ready. Raises ConfigError for a grammar that cannot be used."""

@@ -21,7 +21,7 @@ from swarm.router.routing import Hop
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.peer_shares import Sharer
 from swarm.serving.server.session_queues import MAX_INBOX, Backpressure, SessionInbox
-from swarm.serving.session.client_state import PrefixStore
+from swarm.serving.session.client_state import PrefixStore, SessionOptions
 from swarm.serving.session.session_actions import (
     Action,
     CloseStage,
@@ -78,9 +78,9 @@ class SessionHistory:
         self.messages = SessionMessages(
             shape,
             PrefixStore(max_bytes=4096),
+            SessionOptions(codec=chance.choice(("raw", "bf16", "int8"))),
             session_id="s",
             max_tokens=MAX_TOKENS,
-            codec=chance.choice(("raw", "bf16", "int8")),
         )
         self.state = SessionState(NUM_BLOCKS, self.messages.new_buffer, max_step_tokens=chance.choice((1, 4, 64)))
         self.num_tokens = 0

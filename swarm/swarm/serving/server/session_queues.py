@@ -198,22 +198,20 @@ class SessionInbox:
             num_drafts = min(num_drafts, self._sequence.room_for_drafts(firm_end), self._max_step_tokens - 1)
             rows = rows.first(firm_end - position + num_drafts)
         self._check_size(rows, position, frame.want)
-        forward = not self._is_last and (isinstance(frame, Push) or frame.forward)
-        before = self._before(frame, rows.num_rows, forward=forward)
-        x = self._decoded(rows)
-        self._backpressure.take(self._sequence.sharer, x.nbytes)
-        self.length, self._num_drafts = firm_end + num_drafts, num_drafts
-        self._on_taken(position, rows)
         step = CheckedStep(
             position=position,
-            parts=(x,),
+            parts=(self._decoded(rows),),
             num_rows=rows.num_rows,
             want=frame.want,
             draw=frame.draw,
-            forward=forward,
+            forward=not self._is_last and (isinstance(frame, Push) or frame.forward),
             upstream_ms=frame.upstream_ms if isinstance(frame, Push) else (),
             num_drafts=num_drafts,
         )
+        before = self._before(step)
+        self._backpressure.take(self._sequence.sharer, step.num_bytes)
+        self.length, self._num_drafts = firm_end + num_drafts, num_drafts
+        self._on_taken(position, rows)
         if before is not None:
             self._steps[-1] = before.joined(step)
             return
@@ -221,16 +219,15 @@ class SessionInbox:
         self._sequence.num_queued += 1
         self._arrived.set()
 
-    def _before(self, frame: StepRequest | Push, num_rows: int, *, forward: bool) -> CheckedStep | None:
-        """Return the waiting step that `num_rows` of a frame can join, if there is one: a sender cuts the rows of a
-        prompt on a slow line, and they are run faster at once. A single row is a token, and drafts follow one.
+    def _before(self, step: CheckedStep) -> CheckedStep | None:
+        """Return the waiting step that a new one can join, if there is one: a sender cuts the rows of a prompt on a
+        slow line, and they are run faster at once. A single row is a token, and drafts follow one.
 
         Raises PeerViolation if there is none, and too many steps wait."""
         last = self._steps[-1] if self._steps else None
-        has_drafts = isinstance(frame, Push) and frame.num_drafts > 0
-        if last is not None and num_rows > 1 and frame.want != "all" and not has_drafts:
-            is_alike = last.want == "nothing" and not last.is_decode and last.forward == forward
-            if is_alike and last.num_rows + num_rows <= self._max_step_tokens:
+        if last is not None and step.num_rows > 1 and step.want != "all" and not step.num_drafts:
+            is_alike = last.want == "nothing" and not last.is_decode and last.forward == step.forward
+            if is_alike and last.num_rows + step.num_rows <= self._max_step_tokens:
                 return last
         if len(self._steps) >= MAX_INBOX:
             raise PeerViolation(f"more than {MAX_INBOX} steps at once")

@@ -80,8 +80,8 @@ class SpanPlacer:
         *,
         name: str,
         options: VolunteerOptions,
-        on_choice: Callable[[PlacementDecision], None] | None = None,
-        on_decision: Callable[[PlacementDecision], None] | None = None,
+        on_choice: Callable[[PlacementDecision], None] = lambda _decision: None,
+        on_decision: Callable[[PlacementDecision], None] = lambda _decision: None,
     ) -> None:
         self.server: SpanServer | None = None
         self.num_failed_moves = 0
@@ -108,8 +108,7 @@ class SpanPlacer:
             else:
                 start, end = options.span
                 decision = PlacementDecision(start=start, end=end, reason="its blocks were given")
-            if self._on_choice is not None:
-                self._on_choice(decision)
+            self._on_choice(decision)
             await asyncio.to_thread(options.fetch_blocks, decision.start, decision.end)
             num_blocks = decision.end - decision.start
             server = SpanServer(
@@ -136,8 +135,7 @@ class SpanPlacer:
 
     def _tell(self, decision: PlacementDecision) -> None:
         logger.info("serving blocks %d:%d of %s: %s", decision.start, decision.end, self._name, decision.reason)
-        if self._on_decision is not None:
-            self._on_decision(decision)
+        self._on_decision(decision)
 
     @property
     def failure(self) -> SessionError | None:

@@ -96,18 +96,15 @@ class Session:
         options: SessionOptions,
         sampler: Sampler | None = None,
     ) -> None:
-        local_spans = options.local_spans
         trace.session_id = uuid4().hex
         trace.codec = options.codec
         self._messages = SessionMessages(
             model,
             state.prefixes,
+            options,
             session_id=trace.session_id,
             max_tokens=max_tokens,
-            codec=options.codec,
             sampler=sampler,
-            text_key=local_spans.prefix_key if local_spans is not None else b"",
-            allows_drafts=options.drafts,
         )
         known = KnownServers(state.health, servers, model)
         self._connections = StageConnections(state, self._messages, known, options)

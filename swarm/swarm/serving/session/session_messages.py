@@ -29,7 +29,7 @@ from swarm_protocol.session_frames import (
 )
 
 from swarm.serving.model.shape import ModelShape
-from swarm.serving.session.client_state import PrefixStore
+from swarm.serving.session.client_state import PrefixStore, SessionOptions
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.session_actions import Feed, OpenStage
 from swarm.serving.session.stage import Stage
@@ -48,23 +48,22 @@ class SessionMessages:
     """Builds and reads the frames of one session of up to `max_tokens`.
 
     `prefixes` has rows of earlier sessions, and the servers of their pages; `sampler` is for the last server. `draw`
-    says how the request's first token is drawn. There are `num_tokens` so far; those in `drawn` were drawn. With a
-    `text_key` servers get only activations: they do not learn how tokens are drawn, and nobody else can compute the
-    page keys from tokens. If it `allows_drafts`, the last server gets the tokens.
+    says how the request's first token is drawn. There are `num_tokens` so far; those in `drawn` were drawn. With local
+    spans, servers get only activations: they do not learn how tokens are drawn, and nobody else can compute the page
+    keys from tokens.
     """
 
     def __init__(
         self,
         model: ModelShape,
         prefixes: PrefixStore,
+        options: SessionOptions,
         *,
         session_id: str,
         max_tokens: int,
-        codec: str,
         sampler: Sampler | None = None,
-        text_key: bytes = b"",
-        allows_drafts: bool = True,
     ) -> None:
+        text_key = options.local_spans.prefix_key if options.local_spans is not None else b""
         self.draw = TokenDraw()
         self.sampler = sampler
         self.drawn: list[int] = []
@@ -74,10 +73,10 @@ class SessionMessages:
         self.num_tokens = 0
         self.session_id = session_id
         self._hides_text = bool(text_key)
-        self._allows_drafts = allows_drafts and not text_key
-        self.codec = codec
+        self._allows_drafts = options.drafts and not text_key
+        self.codec = options.codec
         # the first span's pages depend on tokens only; those of the other spans also on the codec of their inputs
-        roots = model.revision, f"{model.revision}/{codec}" + (f"/{text_key.hex()}" if text_key else "")
+        roots = model.revision, f"{model.revision}/{self.codec}" + (f"/{text_key.hex()}" if text_key else "")
         self._chains = [PageKeyChain(root_key(root)) for root in roots]
         self._keys: list[list[bytes]] = [[], []]
 

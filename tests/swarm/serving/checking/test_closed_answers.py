@@ -18,7 +18,7 @@ from swarm.serving.checking.span_check import CheckContext, SpanInputs, _Compari
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks, dtype_of
 from swarm.serving.model.shape import ModelShape
 from swarm.serving.session.answered import COMMIT_S, LAST_S, ClosedAnswer
-from swarm.serving.session.client_state import PrefixStore
+from swarm.serving.session.client_state import PrefixStore, SessionOptions
 from swarm.serving.session.connection_pool import ConnectionLost
 from swarm.serving.session.pipeline import Pipeline
 from swarm.serving.session.session_messages import SessionMessages
@@ -77,7 +77,7 @@ class FakeConnection:
 
 def closed_answer(num_rows: int) -> tuple[ClosedAnswer, FakeConnection, Pipeline]:
     """Return an answer of `num_rows` positions. The client knows none of the rows at its middle boundary yet."""
-    messages = SessionMessages(MODEL, PrefixStore(), session_id="s", max_tokens=1024, codec="raw")
+    messages = SessionMessages(MODEL, PrefixStore(), SessionOptions(), session_id="s", max_tokens=1024)
     pipeline = Pipeline(6, messages.new_buffer, max_step_tokens=512)
     stages = [
         Stage(

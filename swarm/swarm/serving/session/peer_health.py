@@ -123,8 +123,7 @@ class PeerHealth:
         self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
         self._lookups: dict[str, asyncio.Task[dict[str, ServeRecord]]] = {}  # by model
         self.load = HeldCounts[str]()
-        self._distrusted_s = NewestItems[str, float](MAX_PEERS)
-        self._why_distrusted = NewestItems[str, str](MAX_PEERS)
+        self._distrusted = NewestItems[str, tuple[float, str]](MAX_PEERS)  # until when, and why
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
 
     async def close(self) -> None:
@@ -190,13 +189,14 @@ class PeerHealth:
         """Return what each of the peers to avoid did."""
         now_s, convicted = asyncio.get_running_loop().time(), "evidence convicts it of a lie"
         failed = {peer_id: each.reason for peer_id, each in self._failures.items() if each.avoid_until_s > now_s}
-        return failed | {peer_id: self._why_distrusted.get(peer_id, convicted) for peer_id in self.distrusted}
+        return failed | {peer_id: self._distrusted.get(peer_id, (0.0, convicted))[1] for peer_id in self.distrusted}
 
     @property
     def unproven(self) -> set[str]:
         """Peers that have not proven what they hold, were slow, or one of which sent bad rows, and that did not fail
         otherwise. They are asked only if no other can answer, but then always."""
-        return _peers_until(self._unproven_s) - self.avoid
+        now_s = asyncio.get_running_loop().time()
+        return {peer_id for peer_id, until_s in self._unproven_s.items() if until_s > now_s} - self.avoid
 
     @property
     def barred(self) -> set[str]:
@@ -216,7 +216,8 @@ class PeerHealth:
     def distrusted(self) -> set[str]:
         """Peers that broke the protocol, or serve something else than they announce, as this client found or evidence
         proves. They are not asked, whatever they answer later."""
-        return _peers_until(self._distrusted_s) | self._convicted()
+        now_s = asyncio.get_running_loop().time()
+        return {peer_id for peer_id, (until_s, _) in self._distrusted.items() if until_s > now_s} | self._convicted()
 
     def failed_since(self, since_s: float) -> set[str]:
         """Return the peers that have failed since then, and have not answered since they did."""
@@ -232,8 +233,7 @@ class PeerHealth:
 
     def distrust(self, peer_id: str, reason: str) -> None:
         """Do not ask the peer for VIOLATION_BACKOFF_S, because of what it did."""
-        self._why_distrusted[peer_id] = reason
-        self._distrusted_s[peer_id] = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S
+        self._distrusted[peer_id] = asyncio.get_running_loop().time() + VIOLATION_BACKOFF_S, reason
 
     def doubt(self, peer_id: str, *, for_s: float = UNPROVEN_S) -> None:
         """Count the peer as unproven for at least `for_s`, unless it proves before that what it holds."""
@@ -386,9 +386,3 @@ class PeerHealth:
         failures.avoid_until_s = max(failures.avoid_until_s, now_s + backoff_s)
         failures.rest_until_s = max(failures.rest_until_s, now_s + rest_s)
         self._failures[peer_id] = failures
-
-
-def _peers_until(times_s: Mapping[str, float]) -> set[str]:
-    """Return the peers whose time has not come yet."""
-    now_s = asyncio.get_running_loop().time()
-    return {peer_id for peer_id, until_s in times_s.items() if until_s > now_s}

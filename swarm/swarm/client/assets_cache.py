@@ -10,7 +10,6 @@ import asyncio
 import gc
 import logging
 import math
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet, WeakValueDictionary
@@ -150,14 +149,13 @@ class AssetsCache:
     ) -> ModelAssets:
         failure: SwarmError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
         num_bad = 0
-        queue, silent = deque(self._by_trust(model, revision, peer_ids)), set[str]()
-        while queue:
-            peer_id = queue.popleft()
-            if peer_id not in silent and await self._health.silent([peer_id], timeout_s=DIAL_S):
-                # it may be gone, or only slow to reach: it is asked after all others
-                silent.add(peer_id)
-                queue.append(peer_id)
-                continue
+        left, silent = self._by_trust(model, revision, peer_ids), set[str]()
+        while left:
+            if left[0] not in silent and await self._health.silent(left[:1], timeout_s=DIAL_S):
+                # those that do not answer may be gone, or only slow to reach: they are asked after all others
+                silent |= {left[0], *await self._health.silent(left[1:], timeout_s=DIAL_S)}
+                left.sort(key=silent.__contains__)
+            peer_id = left.pop(0)
             try:
                 files = await fetch_files(self._network, model, revision, peer_id)
                 if published is not None:

@@ -18,7 +18,7 @@ from swarm.client.remote_blocks import PATIENCE_S
 from swarm.client.request import ContextExceeded
 from swarm.network.interface import Stream
 from swarm.network.membership import Membership
-from swarm.serving.peer_shares import Sharer
+from swarm.serving.peer_shares import Sharer, byte_limits
 from swarm.serving.server import forward_server
 from swarm.serving.server.forward_call import MAX_PIECE_MS, PIECE_MS, ForwardPace
 from swarm.testing import virtual_time
@@ -91,7 +91,7 @@ def test_call_is_retried_at_a_busy_server_and_not_when_it_is_too_large(boxes: An
                     assert not asked.done()
             assert torch.equal(asked.result(), expected)
             assert clock() - since_s < 5
-            server.calls.room._max_bytes = 100
+            server.calls.room._max_bytes = byte_limits(100)
             with pytest.raises(ContextExceeded, match="a client may have 50"):
                 await swarm.client.forward(x, model="tiny")
             server.calls._paces[server.calls._current()] = ForwardPace(MAX_PIECE_MS)
@@ -99,7 +99,7 @@ def test_call_is_retried_at_a_busy_server_and_not_when_it_is_too_large(boxes: An
                 await swarm.client.forward(x, model="tiny")
             assert clock() - since_s < 6
             # a pace that other work has slowed down says nothing about later
-            server.calls.room._max_bytes = 2**30
+            server.calls.room._max_bytes = byte_limits(2**30)
             server.calls._paces[server.calls._current()] = ForwardPace(MAX_PIECE_MS, idle_ms=1.0)
             with pytest.raises(PeerRefused, match="a block takes 12375 ms for 12 positions here now") as slow:
                 await swarm.client.forward(x, model="tiny")
@@ -120,7 +120,7 @@ def test_call_that_is_too_large_for_one_server_waits_for_another_and_asks_the_fi
             x = await swarm.client.embed(TOKENS, model="tiny")
             expected = await swarm.client.forward(x, model="tiny")
             small, busy = swarm.servers.values()
-            small.calls.room._max_bytes = 100
+            small.calls.room._max_bytes = byte_limits(100)
             caller = Sharer(busy.calls._provider_of(swarm.network.peer_id), swarm.network.peer_id)
             async with asyncio.TaskGroup() as tasks:
                 with (
@@ -152,7 +152,7 @@ def test_call_that_is_too_large_for_more_servers_than_may_fail_is_refused_for_it
         async with boxes(llama_dir, [(0, 6)] * 3) as swarm:
             x = await swarm.client.embed(TOKENS, model="tiny")
             for server in swarm.servers.values():
-                server.calls.room._max_bytes = 100
+                server.calls.room._max_bytes = byte_limits(100)
             with pytest.raises(ContextExceeded, match="a client may have 50"):
                 await swarm.client.forward(x, model="tiny")
 

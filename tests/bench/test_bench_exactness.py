@@ -95,7 +95,7 @@ def test_greedy_tokens_of_every_family_equal_those_of_transformers(tmp_path: Pat
                 server = SpanServer(network, membership, directory, name=family, start=start, end=end, options=options)
                 await server.start()
                 stack.push_async_callback(server.close)
-                taken += KV_BYTES // server.deployed.loaded.kv_tokens
+                taken += KV_BYTES // server.record.free_kv_tokens
             async with asyncio.timeout(30):
                 while len(await client.servers(family)) < len(SPANS):
                     await asyncio.sleep(0.05)

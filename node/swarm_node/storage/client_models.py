@@ -11,7 +11,7 @@ downloads.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ def used_in(path: Path, network_id: str) -> UsedRevisions:
     return UsedRevisions(memory.read(checked) or {}, keep)
 
 
-def publishers_in(path: Path, network_id: str, pinned: Iterable[str]) -> KnownPublishers:
+def publishers_in(path: Path, network_id: str, pinned: Sequence[str]) -> KnownPublishers:
     """Return the publishers in the file at `path` for that network, and the pinned ones. Later ones are written there.
 
     Raises ConfigError for an invalid pin.

@@ -310,7 +310,7 @@ def check_prompt_ids(token_ids: object) -> list[int]:
     """Return the ids as a list. Raises ConfigError unless they are whole numbers that a tensor can hold."""
     if isinstance(token_ids, Iterable) and not isinstance(token_ids, str | bytes):
         ids = list(token_ids)
-        if all(isinstance(each, Integral) and abs(each) < 2**63 for each in ids):
+        if all(isinstance(each, Integral) and abs(int(each)) < 2**63 for each in ids):
             return ids
     raise ConfigError(f"{token_ids!r:.80} is no list of token ids", remedy="use a list of ints")
 

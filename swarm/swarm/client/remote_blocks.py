@@ -184,6 +184,15 @@ def deadline_s(record: ServeRecord, method: str, *, num_blocks: float, num_rows:
     return min(limit_s, limits.MAX_STEP_MS / 1000)
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenLogits:
+    """Asks the last server for only some numbers of each position's logits: the `num_top` largest, their token ids, the
+    logit of its token in `targets_BT`, and the log-sum-exp of all."""
+
+    targets_BT: Tensor
+    num_top: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardOptions:
     """Options of a pass through blocks `[start, end)`, up to the last one if `end` is None. Passes that compute
@@ -194,6 +203,7 @@ class ForwardOptions:
     head: bool = False
     codec: str = "raw"
     is_patient: bool = True
+    chosen: ChosenLogits | None = None
 
     def __post_init__(self) -> None:
         given: tuple[tuple[str, object], ...] = ("start", self.start), ("end", 0 if self.end is None else self.end)
@@ -226,17 +236,9 @@ class RemotePart:
     x: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenLogits:
-    """Asks the last server for only some numbers of each position's logits: the `num_top` largest, their token ids, the
-    logit of its token in `targets_BT`, and the log-sum-exp of all."""
-
-    targets_BT: Tensor
-    num_top: int
-
-
 class RemoteBlocks:
-    """The blocks of a model on its `known` servers. With `options.head`, the last block's output becomes logits."""
+    """The blocks of a model on its `known` servers. With `options.head`, the last block's output becomes logits, and
+    with `options.chosen` those numbers of them."""
 
     def __init__(self, network: Network, known: KnownServers, options: ForwardOptions) -> None:
         self.model = known.model
@@ -264,12 +266,6 @@ class RemoteBlocks:
         """
         return await self._forward(self._search(), x, start, end)
 
-    async def choose(self, tokens_BT: Tensor, chosen: ChosenLogits) -> Tensor:
-        """Run token ids through the whole model, and return its chosen logits, float32 [B, T, C]. Raises as
-        `forward`."""
-        output, _ = await self._forward(self._search(), tokens_BT, 0, self.model.num_blocks, chosen)
-        return output
-
     async def backward(self, parts: Sequence[RemotePart], grad_BTC: Tensor) -> Tensor:
         """Return the gradient [B, T, H] of the first part's input, given that of `forward`'s output."""
         search, left = self._search(), list(parts)
@@ -286,15 +282,14 @@ class RemoteBlocks:
         return CallRouteFinder(self._known, salt=self._salt, is_patient=self.options.is_patient)
 
     async def _forward(
-        self, search: CallRouteFinder, x: Tensor, start: int, end: int, chosen: ChosenLogits | None = None
+        self, search: CallRouteFinder, x: Tensor, start: int, end: int
     ) -> tuple[Tensor, list[RemotePart]]:
         parts: list[RemotePart] = []
         chain: list[Hop] = []
         while start < end:
             chain = chain or await search.find(start, end)
             part = RemotePart(chain.pop(0), x)
-            is_last = part.by.end == self.model.num_blocks
-            output = await self._ask(search, FORWARD_METHOD, part, chosen=chosen if is_last else None)
+            output = await self._ask(search, FORWARD_METHOD, part)
             if output is None:
                 chain = []
                 continue
@@ -311,16 +306,10 @@ class RemoteBlocks:
         x, parts = await self._forward(search, part.x, start, last.start)
         return [*parts, RemotePart(last, x)]
 
-    async def _ask(
-        self,
-        search: CallRouteFinder,
-        method: str,
-        part: RemotePart,
-        *grads: Tensor,
-        chosen: ChosenLogits | None = None,
-    ) -> Tensor | None:
+    async def _ask(self, search: CallRouteFinder, method: str, part: RemotePart, *grads: Tensor) -> Tensor | None:
         """Return float32 [B, T, …], or None if the server failed, which is recorded in `search`. Raises ConfigError."""
         peer_id = part.by.peer_id
+        chosen = self.options.chosen if part.by.end == self.model.num_blocks else None
         asked, num_columns = self._asked(method, part, chosen)
         tensors = (part.x, *grads) if chosen is None else (part.x, chosen.targets_BT)
         self._health.opened(peer_id)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -93,11 +93,11 @@ class TensorCalls:
         The token after the last position is unknown, so the last but one number there is meaningless.
         """
         tokens_1T = torch.tensor([token_ids], dtype=torch.int64)
-        wanted = ChosenLogits(tokens_1T.roll(-1, dims=1), num_top)
+        wanted = replace(OF_A_TEXT, chosen=ChosenLogits(tokens_1T.roll(-1, dims=1), num_top))
         async with self._scoring:
-            blocks = await self.blocks(chosen, OF_A_TEXT)
+            blocks = await self.blocks(chosen, wanted)
             check_length(len(token_ids), blocks.model, num_top=num_top)
-            rows_1TC = await blocks.choose(tokens_1T, wanted)
+            rows_1TC, _ = await blocks.forward(tokens_1T, 0, blocks.model.num_blocks)
         self._catalog.answered(chosen)
         rows: list[list[float]] = rows_1TC[0].tolist()
         return rows

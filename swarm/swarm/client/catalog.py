@@ -249,7 +249,7 @@ class ModelCatalog:
         now_s = asyncio.get_running_loop().time()
         seen_s, servers = self._seen.get(name, (0.0, {}))
         if not servers or now_s - seen_s >= MODELS_FRESH_S:
-            servers = await self._membership.servers(name)
+            servers = await self._health.servers(name)
             if servers:
                 self._seen[name] = (now_s, servers)
         return servers

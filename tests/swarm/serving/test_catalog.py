@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from support.plain_records import node_record, serve_record
@@ -15,10 +15,11 @@ from swarm.client.catalog import MODELS_FRESH_S, ModelCatalog
 from swarm.client.publishers import KnownPublishers, UsedRevisions
 from swarm.network.membership import Membership
 from swarm.network.memory.memory_network import MemoryInternet, MemoryNetwork
+from swarm.serving.session.peer_health import PeerHealth
 from swarm.testing import virtual_time
 from swarm_protocol import limits
 from swarm_protocol.envelope import Envelope
-from swarm_protocol.errors import PeerTimeout
+from swarm_protocol.errors import PeerTimeout, SessionError
 
 NUM_ASKING = 50
 LOOK_S = 1.0
@@ -43,13 +44,17 @@ class Lookups:
         assert not models
         return {}
 
+    async def servers(self, _model: str) -> dict[str, Any]:
+        await self.models()
+        return {}
 
-def catalog_over(lookups: Lookups) -> ModelCatalog:
+
+def catalog_over(lookups: Any) -> ModelCatalog:
     unused: Any = MagicMock()
     return ModelCatalog(
-        lookups,  # type: ignore[arg-type]
-        unused,
-        unused,
+        lookups,
+        PeerHealth(lookups),
+        AsyncMock(),
         pins={},
         used=UsedRevisions(),
         publishers=KnownPublishers(),
@@ -68,6 +73,29 @@ def test_models_are_looked_up_once_for_all_who_ask_at_the_same_time() -> None:
             assert await catalog.models() == []
             assert lookups.num == num_looked, "the last lookup was not long ago"
             await asyncio.sleep(MODELS_FRESH_S)
+
+    virtual_time.run(main())
+
+
+def test_servers_are_looked_up_once_for_all_who_ask_for_a_model_at_the_same_time() -> None:
+    async def main() -> None:
+        lookups = Lookups()
+        catalog = catalog_over(lookups)
+        assert await asyncio.gather(*(catalog.status("tiny") for _ in range(NUM_ASKING))) == [None] * NUM_ASKING
+        assert lookups.num == 1
+
+    virtual_time.run(main())
+
+
+def test_request_that_waits_for_a_lookup_when_the_client_is_closed_fails_and_is_not_cancelled() -> None:
+    async def main() -> None:
+        lookups = Lookups()
+        catalog = catalog_over(lookups)
+        asking = asyncio.create_task(catalog.status("tiny"))
+        await asyncio.sleep(LOOK_S / 2)
+        await catalog._health.close()
+        with pytest.raises(SessionError, match="the client has been closed"):
+            await asking
 
     virtual_time.run(main())
 

@@ -11,14 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from swarm_protocol.errors import SessionError
 from swarm_protocol.limits import PAGE_TOKENS
 
 from swarm.network.interface import Network
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
 from swarm.serving.checking.spot_checks import SpotCheckOptions, SpotChecks
-from swarm.serving.session.connection_pool import ConnectionPool
+from swarm.serving.session.connection_pool import ConnectionPool, client_closed
 from swarm.serving.session.peer_health import PeerHealth
 from swarm.serving.session.replay_buffer import ReplayBuffer
 from swarm.serving.session.route_finder import LocalSpans
@@ -149,7 +148,7 @@ class ClientState:
     def check_open(self) -> None:
         """Raise SessionError once the sessions have ended."""
         if self._has_ended:
-            raise _closed()
+            raise client_closed()
 
     def enter(self, session: Session) -> None:
         """Register an open session. Raises SessionError once the sessions have ended."""
@@ -167,13 +166,9 @@ class ClientState:
         """Fail all open sessions, and all later ones and calls, with SessionError."""
         self._has_ended = True
         for session in list(self._sessions):
-            session.give_up(_closed())
+            session.give_up(client_closed())
 
     async def close(self) -> None:
         await self.checks.close()
         await self.health.close()
         await self.connections.close()
-
-
-def _closed() -> SessionError:
-    return SessionError("the client has been closed", remedy="use it inside its `with` block")

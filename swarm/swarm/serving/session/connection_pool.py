@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from swarm_protocol.errors import PeerUnreachable, SwarmError
+from swarm_protocol.errors import PeerUnreachable, SessionError, SwarmError
 from swarm_protocol.session_frames import Frame, OpenSequence, Push, PushRefused, RoomFreed, ServerLeaving
 
 from swarm.ended_tasks import end_tasks
@@ -184,3 +184,8 @@ def _fail(opening: asyncio.Future[ClientConnection], error: SwarmError) -> None:
 
 def _closed(peer_id: str) -> PeerUnreachable:
     return PeerUnreachable("the connection is closed", peer_id=peer_id)
+
+
+def client_closed() -> SessionError:
+    """Return the error of whoever still waits for something when the client is closed."""
+    return SessionError("the client has been closed", remedy="use it inside its `with` block")

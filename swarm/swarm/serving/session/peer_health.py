@@ -12,10 +12,11 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, TypeVar, cast
 
 from swarm_protocol.errors import PeerError, PeerRefused, PeerTimeout, PeerUnreachable, PeerViolation, SwarmError
 from swarm_protocol.records import ServeRecord
@@ -25,6 +26,7 @@ from swarm.held_counts import HeldCounts
 from swarm.network.membership import Membership
 from swarm.newest_items import NewestItems
 from swarm.router.routing import RoutingContext
+from swarm.serving.session.connection_pool import client_closed
 from swarm.serving.session.session_actions import AvoidPeer, FailureCause
 from swarm.trust.reputation import Reputation
 
@@ -69,6 +71,8 @@ HEARD_S = 0.25
 MAX_PEERS = 1024
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -120,15 +124,14 @@ class PeerHealth:
         self._refusals = NewestItems[tuple[str, bool], _Refusal](MAX_PEERS)  # by peer, True: of a grammar only
         self._waiting: list[_Waiting] = []
         self._heard_s = NewestItems[str, float](MAX_PEERS)
-        self._pings: dict[tuple[str, float], asyncio.Task[set[str]]] = {}  # by peer and timeout
-        self._lookups: dict[str, asyncio.Task[dict[str, ServeRecord]]] = {}  # by model
+        self._under_way: dict[str, asyncio.Task[Any]] = {}  # pings and lookups, by name
         self.load = HeldCounts[str]()
         self._distrusted = NewestItems[str, tuple[float, str]](MAX_PEERS)  # until when, and why
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
 
     async def close(self) -> None:
         measuring = [self._measuring] if self._measuring is not None else []
-        await end_tasks(*self._pings.values(), *self._lookups.values(), *measuring)
+        await end_tasks(*self._under_way.values(), *measuring)
 
     def measure(self, peer_ids: Iterable[str]) -> None:
         """Measure the round trips to these peers in the background, unless a measurement is under way."""
@@ -139,35 +142,40 @@ class PeerHealth:
     async def silent(self, peer_ids: Collection[str], *, timeout_s: float) -> set[str]:
         """Return the peers that do not answer a ping within `timeout_s`, or one with the same timeout that is under
         way. A peer that a session has just heard of is not pinged."""
-        loop = asyncio.get_running_loop()
-        since_s = loop.time() - HEARD_S
+        since_s = asyncio.get_running_loop().time() - HEARD_S
         asked = [peer_id for peer_id in peer_ids if self._heard_s.get(peer_id, -math.inf) < since_s]
-        for peer_id in asked:
-            if (peer_id, timeout_s) not in self._pings:
-                ping = loop.create_task(self._membership.silent([peer_id], timeout_s=timeout_s), name=f"ping {peer_id}")
-                self._pings[peer_id, timeout_s] = ping
-                ping.add_done_callback(partial(self._on_pinged, peer_id, timeout_s))
-        answers = await asyncio.gather(*(asyncio.shield(self._pings[peer_id, timeout_s]) for peer_id in asked))
-        return set().union(*answers)
+        pings = (self._shared(f"ping {each} for {timeout_s} s", partial(self._ping, each, timeout_s)) for each in asked)
+        return set().union(*await asyncio.gather(*pings))
 
-    def _on_pinged(self, peer_id: str, timeout_s: float, ping: asyncio.Task[set[str]]) -> None:
-        del self._pings[peer_id, timeout_s]
-        if not ping.cancelled() and ping.exception() is None and not ping.result():
+    async def _ping(self, peer_id: str, timeout_s: float) -> set[str]:
+        silent = await self._membership.silent([peer_id], timeout_s=timeout_s)
+        if not silent:
             self._heard_s[peer_id] = asyncio.get_running_loop().time()
+        return silent
 
     async def servers(self, model: str) -> dict[str, ServeRecord]:
-        """Look up the servers of a model, or wait for the lookup that is under way. It goes on when the caller is
-        cancelled, so that callers that wait for a moment at a time get its result, too. Raises PeerTimeout."""
-        if (lookup := self._lookups.get(model)) is None:
-            lookup = asyncio.create_task(self._membership.servers(model), name=f"look up servers of {model}")
-            self._lookups[model] = lookup
-            lookup.add_done_callback(partial(self._on_looked_up, model))
-        return await asyncio.shield(lookup)
+        """Look up the servers of a model, or wait for the lookup that is under way. Raises PeerTimeout, and
+        SessionError once the client is closed."""
+        return await self._shared(f"look up servers of {model}", partial(self._membership.servers, model))
 
-    def _on_looked_up(self, model: str, lookup: asyncio.Task[dict[str, ServeRecord]]) -> None:
-        del self._lookups[model]
-        if not lookup.cancelled():
-            lookup.exception()  # nobody may wait for it any more
+    async def _shared(self, name: str, start: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of the work of this name, which is started unless it is under way. It goes on when a caller
+        is cancelled, so that callers that wait for a moment at a time get its result, too."""
+        if (work := self._under_way.get(name)) is None:
+            work = self._under_way[name] = asyncio.create_task(start(), name=name)
+            work.add_done_callback(self._on_done)
+        try:
+            return cast("T", await asyncio.shield(work))
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if work.cancelled() and caller is not None and not caller.cancelling():
+                raise client_closed() from None
+            raise
+
+    def _on_done(self, work: asyncio.Task[Any]) -> None:
+        del self._under_way[work.get_name()]
+        if not work.cancelled():
+            work.exception()  # nobody may wait for it any more
 
     @property
     def avoid(self) -> set[str]:

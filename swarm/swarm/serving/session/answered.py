@@ -134,19 +134,17 @@ class ClosedAnswer:
 
     def _add(self, stage: Stage, result: StepResult) -> bool:
         """Keep the rows of the answer that follow the known ones, and return whether there were any."""
-        buffer = self._buffers.get(stage.end)
-        if buffer is None or result.rows is None:
+        if (buffer := self._buffers.get(stage.end)) is None:
             return False
-        known, first = buffer.length, result.position - result.rows.num_rows
+        known = buffer.length
         try:
-            report = self._messages.check_result(stage, result)
+            report = self._messages.check_result(stage, result).settled(self._num_rows, self._drafted, buffer.row_bytes)
+            # servers may have run ahead of what the client asked for
+            report = report.cut(min(report.position, self._num_rows), buffer.row_bytes)
+            buffer.append_new(report.rows, report.position)
         except PeerViolation:
             return False  # then rows are missing, which the check reports
-        report = report.settled(self._num_rows, self._drafted, buffer.row_bytes)
-        if not first <= known < min(report.position, self._num_rows):
-            return False  # servers may have run ahead of what the client asked for
-        buffer.append(report.rows[(known - first) * buffer.row_bytes : (self._num_rows - first) * buffer.row_bytes])
-        return True
+        return buffer.length > known
 
     def _span(self, stage: Stage, signed: bytes) -> AnsweredSpan:
         num_rows = self._num_rows

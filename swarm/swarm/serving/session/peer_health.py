@@ -124,12 +124,14 @@ class PeerHealth:
         self._refusals = NewestItems[tuple[str, bool], _Refusal](MAX_PEERS)  # by peer, True: of a grammar only
         self._waiting: list[_Waiting] = []
         self._heard_s = NewestItems[str, float](MAX_PEERS)
+        self._is_closed = False
         self._under_way: dict[str, asyncio.Task[Any]] = {}  # pings and lookups, by name
         self.load = HeldCounts[str]()
         self._distrusted = NewestItems[str, tuple[float, str]](MAX_PEERS)  # until when, and why
         self._unproven_s = NewestItems[str, float](MAX_PEERS)
 
     async def close(self) -> None:
+        self._is_closed = True
         measuring = [self._measuring] if self._measuring is not None else []
         await end_tasks(*self._under_way.values(), *measuring)
 
@@ -168,7 +170,7 @@ class PeerHealth:
             return cast("T", await asyncio.shield(work))
         except asyncio.CancelledError:
             caller = asyncio.current_task()
-            if work.cancelled() and caller is not None and not caller.cancelling():
+            if self._is_closed and caller is not None and not caller.cancelling():
                 raise client_closed() from None
             raise
 

@@ -231,15 +231,12 @@ class Host:
         it now), NotServed, or TimeoutError after `timeout_s`; in a private network also what `Gate.enter` raises.
         """
         async with asyncio.timeout(timeout_s):
-            return await self._call(peer_id, protocol, request, addrs)
-
-    async def _call(self, peer_id: str, protocol: str, request: bytes, addrs: Sequence[str] | None) -> bytes:
-        if self.gate is not None:
-            await self.gate.enter(peer_id, protocol, addrs)
-        wire_name = self.wire_name(protocol)
-        with translating(peer_id), self._num_calls.holding(peer_id):
-            self.traffic.sent(peer_id, len(request))
-            response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, wire_name, request))
+            if self.gate is not None:
+                await self.gate.enter(peer_id, protocol, addrs)
+            wire_name = self.wire_name(protocol)
+            with translating(peer_id), self._num_calls.holding(peer_id):
+                self.traffic.sent(peer_id, len(request))
+                response = await self._dialling(peer_id, addrs, lambda: self.unary.call(peer_id, wire_name, request))
         self.traffic.received(peer_id, len(response))
         return response
 

@@ -31,7 +31,7 @@ from swarm_protocol.commit_messages import (
     ResumeOrder,
     Vote,
 )
-from swarm_protocol.envelope import Envelope, seal, unseal
+from swarm_protocol.envelope import Envelope, seal_now, unseal
 from swarm_protocol.errors import IntegrityError, PeerViolation
 from swarm_protocol.identity import Identity, short_id, verify
 from swarm_protocol.proof_messages import FINDING_PURPOSE, IntervalFinding, report_message, slices_message, vote_message
@@ -230,16 +230,15 @@ class RunSignatures:
     def sign(self, message: Sealed, now: float) -> bytes:
         """Return `message` in an envelope that this member has signed. Orders and endorsements are for the run's author
         to sign."""
-        envelope = seal(
+        return seal_now(
             self.identity,
+            self.network_id,
             purpose=_PURPOSES[type(message)],
-            network_id=self.network_id,
             subject=subject_of(message),
             payload=message.to_bytes(),
-            issued_at=now,
-            expires_at=now + limits.CERTIFICATE_LIFETIME_S,
+            now=now,
+            lifetime_s=limits.CERTIFICATE_LIFETIME_S,
         )
-        return envelope.to_bytes()
 
     def read(self, kind: type[S], data: bytes, now: float) -> tuple[str, S]:
         """Return the signer and the content of an envelope. Raises PeerViolation or IntegrityError."""

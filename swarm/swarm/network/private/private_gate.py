@@ -15,6 +15,7 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from functools import partial
 from weakref import WeakValueDictionary
 
 from swarm_protocol import limits
@@ -62,7 +63,7 @@ class PrivateGate:
         self._host = host
         self._secret = roll.network_secret
         self._roll = roll
-        self._network_peers = NetworkPeers(lambda peer_id: self.greet(peer_id, addrs=()))
+        self._network_peers = NetworkPeers(partial(self._greet_stranger, addrs=()), kept_s=0.0)  # the roll keeps them
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._strangers: dict[str, float] = {}  # by peer, the time since when it is connected
         self._seen: frozenset[str] = frozenset()  # the peers that were connected at the last look
@@ -108,8 +109,7 @@ class PrivateGate:
         self._roll.check_own(method, peer_id, time.time())
         if not self._roll.rights_of(peer_id, time.time()):
             async with self._locks.setdefault(peer_id, asyncio.Lock()):
-                if not self._roll.rights_of(peer_id, time.time()):
-                    await self.greet(peer_id, addrs=addrs)
+                await self._greet_stranger(peer_id, addrs=addrs)
         self._roll.check_answers(peer_id, method, time.time())
 
     async def admits(self, peer_id: str, protocol: str) -> bool:
@@ -136,16 +136,16 @@ class PrivateGate:
     async def include(self, peer_id: str) -> bool:
         """Return whether a connected peer is a member. It is greeted if it is not known as one (as in
         `NetworkPeers`)."""
-        if self._roll.rights_of(peer_id, time.time()):
-            return True
-        with self._waiting.taken(peer_id) as may_wait:
-            return may_wait and await self._becomes_known(peer_id)
-
-    async def _becomes_known(self, peer_id: str) -> bool:
-        if await self._network_peers.include(peer_id) and not self._roll.rights_of(peer_id, time.time()):
-            self._network_peers.forget(peer_id)  # it was a member at its last greeting, so it is greeted again
-            await self._network_peers.include(peer_id)
+        if not self._roll.rights_of(peer_id, time.time()):
+            with self._waiting.taken(peer_id) as may_wait:
+                if may_wait:
+                    await self._network_peers.include(peer_id)
         return bool(self._roll.rights_of(peer_id, time.time()))
+
+    async def _greet_stranger(self, peer_id: str, *, addrs: Sequence[str] | None) -> None:
+        """Greet a peer, unless it has become known as a member meanwhile."""
+        if not self._roll.rights_of(peer_id, time.time()):
+            await self.greet(peer_id, addrs=addrs)
 
     def may_store(self, peer_id: str, envelope: Envelope) -> bool:
         return self._roll.may_store(peer_id, envelope, time.time())

@@ -42,9 +42,11 @@ MAX_KNOWN = 1024
 class NetworkPeers:
     """Remembers which peers are of this node's network, and greets unknown ones."""
 
-    def __init__(self, greet: Callable[[str], Awaitable[object]]) -> None:
-        """`greet(peer_id)` raises PeerError unless the peer is of this network and protocol version."""
+    def __init__(self, greet: Callable[[str], Awaitable[object]], *, kept_s: float = NETWORK_PEER_S) -> None:
+        """`greet(peer_id)` raises PeerError unless the peer is of this network and protocol version. It is called again
+        for a peer that has been of the network for `kept_s`."""
         self._greet = greet
+        self._kept_s = kept_s
         self._known = NewestItems[str, tuple[bool, float]](MAX_KNOWN)  # the finding, and until when it counts
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -55,12 +57,8 @@ class NetworkPeers:
             is_of_network, until = self._known.get(peer_id, (False, -math.inf))
             if until <= now_s():
                 is_of_network = await self._says_so(peer_id)
-                self._known[peer_id] = is_of_network, now_s() + (NETWORK_PEER_S if is_of_network else STRANGER_S)
+                self._known[peer_id] = is_of_network, now_s() + (self._kept_s if is_of_network else STRANGER_S)
             return is_of_network
-
-    def forget(self, peer_id: str) -> None:
-        """Forget a peer's answer, so that it is greeted again at its next request."""
-        self._known.pop(peer_id, None)
 
     async def _says_so(self, peer_id: str) -> bool:
         try:

@@ -35,12 +35,9 @@ VoteKind: TypeAlias = Literal["prepare", "commit"]
 MAX_SEQUENCE = 2**53
 """The largest number of a resume order, which is exact as a float. Orders are numbered by the time of their signing."""
 
-MAX_BYTES_PER_S = 2**40
-"""The largest bandwidth that a member may report: more than any link has."""
-
 Step: TypeAlias = Annotated[int, whole(limits.MAX_OUTER_STEP, low=1)]
 Attempt: TypeAlias = Annotated[int, whole(limits.MAX_ATTEMPT)]
-BytesPerS: TypeAlias = Annotated[int, whole(MAX_BYTES_PER_S)]
+BytesPerS: TypeAlias = Annotated[int, whole(int(limits.MAX_LINK_BYTES_PER_S))]
 Reason: TypeAlias = Annotated[str, one_line(limits.MAX_FAILURE_TEXT_CHARS)]
 Peers: TypeAlias = Annotated[tuple[PeerId, ...], distinct(limits.MAX_GROUP_MEMBERS)]
 

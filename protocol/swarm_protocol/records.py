@@ -122,7 +122,7 @@ class NodeRecord(wire.WireMessage):
     prefill_tokens_per_s: TokensPerS = 0.0
     decode_tokens_per_s: TokensPerS = 0.0
     training_tokens_per_s: TokensPerS = 0.0
-    started_at: Annotated[float, number(limits.MAX_TIME_S)]
+    started_at: Moment
     state: NodeState = "alive"
     models: Annotated[tuple[Name, ...], distinct(limits.MAX_MODELS_PER_NODE)] = ()
     runs: Annotated[tuple[Name, ...], distinct(limits.MAX_RUNS_PER_NODE)] = ()

@@ -20,7 +20,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from swarm_protocol.commit_messages import MAX_BYTES_PER_S
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerTimeout, PeerUnreachable, SwarmError
 
 from swarm.network.interface import Network, Stream
@@ -62,7 +62,7 @@ class BandwidthMeter:
         # member
         rates = [statistics.median(way) * self._num_others for way in ways]
         known = [rate for rate in (*rates, self._max_bytes_per_s) if rate < math.inf]
-        return int(min(*known, MAX_BYTES_PER_S)) if known else 0
+        return int(min(*known, limits.MAX_LINK_BYTES_PER_S)) if known else 0
 
     @property
     def latest_rates(self) -> Mapping[str, float]:
@@ -90,7 +90,7 @@ class BandwidthMeter:
 
     def rate_from(self, peer: str) -> int:
         """Return the rate to report to `peer` for this reduction; 0 if it is unknown."""
-        return int(min(self._latest.get(peer, 0.0), MAX_BYTES_PER_S))
+        return int(min(self._latest.get(peer, 0.0), limits.MAX_LINK_BYTES_PER_S))
 
     def transfer_s(self, peer: str, num_bytes: int) -> float:
         """Return how many seconds `num_bytes` may take between `peer` and this member. Until a reduction has measured

@@ -13,7 +13,7 @@ from swarm.training.allreduce import parts as part_sizing
 from swarm.training.allreduce.parts import MIN_AHEAD_FRAMES, leaf_values
 from swarm.training.allreduce.peer_connections import MIN_BYTES, BandwidthMeter, MeteredStream
 from swarm.training.trainer_events import OuterStep
-from swarm_protocol.commit_messages import MAX_BYTES_PER_S
+from swarm_protocol import limits
 
 pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
@@ -54,8 +54,8 @@ def test_meter_stays_within_the_bounds_of_a_report_when_peers_lie() -> None:
     meter = BandwidthMeter()
     meter.begin(["a", "b"])
     for peer in ("a", "b"):
-        meter.reported(peer, MAX_BYTES_PER_S)
-    assert meter.bytes_per_s == MAX_BYTES_PER_S
+        meter.reported(peer, int(limits.MAX_LINK_BYTES_PER_S))
+    assert meter.bytes_per_s == limits.MAX_LINK_BYTES_PER_S
 
 
 def test_meter_does_not_count_a_slow_connection_of_another_member_as_its_own() -> None:

@@ -177,15 +177,14 @@ class AlteredMember(RunMember):
         steps = await super()._open()
         self._drives, self._takes = steps._drive, steps._take_step
 
-        async def drive(driver: RoundDriver, interval_s: float) -> bytes:
-            self._interval_s = interval_s
+        async def drive(driver: RoundDriver) -> bytes:
             return await self._drive(driver, steps.context)
 
         steps._drive, steps._take_step = drive, self._take_step  # type: ignore[method-assign]
         return steps
 
     async def _drive(self, driver: RoundDriver, _context: RunContext) -> bytes:
-        return await self._drives(driver, self._interval_s)
+        return await self._drives(driver)
 
     async def _take_step(self, intervals: IntervalLoop, background: asyncio.TaskGroup) -> bool:
         return await self._takes(intervals, background)

@@ -275,7 +275,7 @@ class Exchange:
                 return _Withheld("its result is not complete in time", peer_id=part.owner)
             if part.have > have or talk.done():
                 have, since = part.have, loop.time()
-            elif loop.time() - max(since, self._streams.heard_at(part.owner)) >= patience_s:
+            elif loop.time() - max(since, self._streams.heard_at[part.owner]) >= patience_s:
                 return _Withheld(f"it has sent nothing for {patience_s:.0f} s", peer_id=part.owner)
         return None
 

@@ -87,7 +87,8 @@ class PartStreams:
         self.bytes_sent = 0
         self._connections = connections
         self._began_at = asyncio.get_running_loop().time()
-        self._heard_at = dict.fromkeys(signed.group.peer_ids, -math.inf)
+        self.heard_at = dict.fromkeys(signed.group.peer_ids, -math.inf)
+        """When the latest frame of each member arrived, in the loop's time; -inf if none has."""
         self._is_silent = {peer: asyncio.Event() for peer in signed.group.peer_ids}
         self._delta_N = delta_N
         self._executor = executor
@@ -178,12 +179,8 @@ class PartStreams:
 
     def heard(self, peer: str) -> None:
         """Record that a frame of `peer` has arrived."""
-        self._heard_at[peer] = asyncio.get_running_loop().time()
+        self.heard_at[peer] = asyncio.get_running_loop().time()
         self._is_silent[peer].clear()
-
-    def heard_at(self, peer: str) -> float:
-        """Return when the latest frame of `peer` arrived, in the loop's time; -inf if none has."""
-        return self._heard_at[peer]
 
     def queued_s(self, peer: str) -> float:
         """Return how many seconds the slices of a part that are in flight at once take between `peer` and this
@@ -198,10 +195,10 @@ class PartStreams:
         while True:
             await asyncio.sleep(QUIET_S)
             asked_at = loop.time()
-            if self._heard_at[peer] > asked_at - QUIET_S:
+            if self.heard_at[peer] > asked_at - QUIET_S:
                 continue
             queued_s = min(self.queued_s(peer), self.group.reduce_s / 4)
-            if not await self._connections.answers(peer, SILENT_S + queued_s) and self._heard_at[peer] < asked_at:
+            if not await self._connections.answers(peer, SILENT_S + queued_s) and self.heard_at[peer] < asked_at:
                 self._is_silent[peer].set()
                 return
 

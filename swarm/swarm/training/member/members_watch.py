@@ -61,10 +61,10 @@ class MembersWatch:
         self._claims: dict[str, int] = {}
         self._list_at_s = 0.0
 
-    async def run(self, driver: RoundDriver, context: RunContext, interval_s: float) -> None:
-        """Ask other members of the run where they are. `interval_s` is the length of this member's intervals. Runs
-        until cancelled."""
-        roster, now = driver.setup.roster, asyncio.get_running_loop().time
+    async def run(self, driver: RoundDriver) -> None:
+        """Ask other members of the run where they are. Runs until cancelled."""
+        context, roster, interval_s = driver.context, driver.setup.roster, driver.intervals.interval_s
+        now = asyncio.get_running_loop().time
         began_s = now()
         while True:
             # a head tells its follower at once what is committed, and the follower notices when it goes

@@ -196,7 +196,7 @@ class OuterSteps:
             self._accused.pop(peer, None)
         start, driver = self._audits.begins_at(), self._driver(intervals, background)
         setup = driver.setup
-        certificate = await self._drive(driver, intervals.interval_s)
+        certificate = await self._drive(driver)
         if not certificate:
             return True
         proof = await context.check(certificate)
@@ -249,14 +249,14 @@ class OuterSteps:
             rest_s=rest_after(self._num_idle) if self._num_idle else 0.0,
         )
 
-    async def _drive(self, driver: RoundDriver, interval_s: float) -> bytes:
+    async def _drive(self, driver: RoundDriver) -> bytes:
         """Run `driver`, let it answer peers, and watch the membership. Return what `RoundDriver.run` does."""
         if driver.state.abstains:
             setup = driver.setup
             self._reports.aborted(GiveUp(step=setup.step, attempt=setup.first_attempt, reason=STATE_LOST))
         async with asyncio.TaskGroup() as tasks:
             self.service.set_driver(driver)
-            watch = tasks.create_task(self._watch.run(driver, self.context, interval_s), name="watch")
+            watch = tasks.create_task(self._watch.run(driver), name="watch")
             try:
                 if certificate := await driver.run():
                     await self.context.failpoints.reached("round.committed")

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from swarm_protocol import limits
 from swarm_protocol.checks import shared_fields
 from swarm_protocol.commit_messages import Endorsement
-from swarm_protocol.records import Refusal, RoundReport, TrainerRecord, TrainerState, ValidationReport
+from swarm_protocol.records import Refusal, RoundReport
 from swarm_protocol.run_credentials import Grant
 from swarm_protocol.training_messages import Contribution
 
@@ -165,33 +165,6 @@ def contribution_late(
         now = context.network.now()
         late_s = max(0.0, now - waited_s - context.signatures.formed_at(proof, now))
     return ContributionLate(step=setup.step, num_tokens=mine.num_tokens if mine else 0, late_s=late_s)
-
-
-def trainer_record(
-    run: str,
-    replica: Replica | None,
-    latest: IntervalResult | None,
-    state: TrainerState,
-    report: RoundReport | None = None,
-    validation: ValidationReport | None = None,
-    *,
-    endorsement: Endorsement | None = None,
-) -> TrainerRecord:
-    """Return the record to announce. `replica` is None while the member prepares; `report` is of the newest round that
-    it took part in; `validation` and `endorsement` are the newest ones."""
-    return TrainerRecord(
-        run=run,
-        outer_step=replica.outer_step if replica else 0,
-        digest=replica.digest if replica else b"",
-        tokens_per_s=latest.tokens_per_s if latest else 0.0,
-        loss=latest.mean_loss if latest else None,
-        state=state,
-        report=report,
-        num_parameters=replica.current.manifest.num_values if replica else None,
-        validation=validation,
-        endorsed_step=endorsement.outer_step if endorsement else 0,
-        held_out_scores=lowest_scores(replica.current.manifest.held_out) if replica else {},
-    )
 
 
 def lowest_scores(held_out: Sequence[HeldOutScore]) -> dict[str, float]:

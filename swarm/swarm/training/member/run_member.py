@@ -39,7 +39,7 @@ from swarm.training.evidence.bans import Ban
 from swarm.training.inner.interval import HeldOutLoss, Intervals, TrainingSetup
 from swarm.training.member.members_watch import WATCH_S
 from swarm.training.member.outer_steps import OuterSteps
-from swarm.training.member.progress_reports import MemberReports, scores_of, trainer_record
+from swarm.training.member.progress_reports import MemberReports, lowest_scores, scores_of
 from swarm.training.round.promise import PromiseFile
 from swarm.training.round.round_events import GiveUp
 from swarm.training.run.methods import Methods
@@ -376,13 +376,20 @@ class RunMember:
             self._announce("training")
 
     def _announce(self, state: TrainerState) -> None:
-        record = trainer_record(
-            self._run.run_id,
-            self.replica,
-            self._steps.latest if self._steps else None,
-            state,
-            self.report,
-            self._held_out.newest,
-            endorsement=self._endorsements.newest,
+        """Publish this member's record."""
+        latest, endorsement = self._steps.latest if self._steps else None, self._endorsements.newest
+        manifest = self.state.manifest if self.state else None
+        record = TrainerRecord(
+            run=self._run.run_id,
+            outer_step=manifest.outer_step if manifest else 0,
+            digest=self.digest,
+            tokens_per_s=latest.tokens_per_s if latest else 0.0,
+            loss=latest.mean_loss if latest else None,
+            state=state,
+            report=self.report,
+            num_parameters=manifest.num_values if manifest else None,
+            validation=self._held_out.newest,
+            endorsed_step=endorsement.outer_step if endorsement else 0,
+            held_out_scores=lowest_scores(manifest.held_out) if manifest else {},
         )
         self._membership.announce(record)

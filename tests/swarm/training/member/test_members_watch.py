@@ -43,9 +43,10 @@ def watch_for(
             setup=SimpleNamespace(roster=HEADS),
             queries=SimpleNamespace(look_at=look_at, looking_at=looking_at),
             is_led=is_led,
+            intervals=SimpleNamespace(interval_s=0.0),
             **{"waiting": None, **driver},
         )
-        context: Any = SimpleNamespace(
+        driving.context = SimpleNamespace(
             run="run",
             network=SimpleNamespace(peer_id="me"),
             signatures=SimpleNamespace(admits=lambda _peer: True),
@@ -54,7 +55,7 @@ def watch_for(
         watch = MembersWatch(membership, random.Random(0), lambda _context: None)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
-                await watch.run(driving, context, 0.0)
+                await watch.run(driving)
 
     virtual_time.run(main())
 

@@ -20,7 +20,6 @@ from support.training_swarm import (
 )
 from swarm.network.membership import Membership
 from swarm.testing import virtual_time
-from swarm.training.member.progress_reports import trainer_record
 from swarm.training.outside.observer import Observer
 from swarm.training.outside.resume import deliver, sign_order, survey
 from swarm.training.run.methods import Methods
@@ -373,4 +372,6 @@ def test_observer_follows_the_history_that_the_author_named() -> None:
 
 
 def _record(member: Member) -> TrainerRecord:
-    return trainer_record("run", member.trainer.replica, None, "training")
+    assert member.trainer.state is not None
+    step, digest = member.trainer.state.outer_step, member.trainer.digest
+    return TrainerRecord(run="run", outer_step=step, digest=digest, state="training")

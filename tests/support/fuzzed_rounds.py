@@ -282,8 +282,8 @@ def check_bounded(state: RoundState) -> None:
     assert state.attempts.named.keys() <= {*state.known, *state.setup.roster, state.setup.me}
     assert len(state.reports) <= most
     assert state.heard <= set(state.setup.roster)
-    assert max(len(state.voting.votes["prepare"]), len(state.voting.votes["commit"])) <= most + in_group
-    assert len(state.voting.silent) <= most + in_group
+    assert max(len(state.votes["prepare"]), len(state.votes["commit"])) <= most + in_group
+    assert len(state.silent) <= most + in_group
 
 
 def play_round(data: bytes) -> Mapping[str, int]:

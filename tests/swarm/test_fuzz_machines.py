@@ -87,7 +87,7 @@ def test_round_keeps_no_more_of_strangers_than_it_says() -> None:
             Lost(peer=peer, reason="it broke"),
         ):
             state, _ = step(state, event, 0.0)
-    assert (len(state.known), len(state.reports), len(state.voting.votes["prepare"])) == (MAX_HEARD,) * 3
+    assert (len(state.known), len(state.reports), len(state.votes["prepare"])) == (MAX_HEARD,) * 3
     check_bounded(state)
 
 

@@ -258,14 +258,13 @@ def _stand_aside(state: RoundState, now: float) -> Transition:
 
 def _form(state: RoundState, now: float) -> Transition:
     """Have the group of the ready members signed, or give up if too few of them are fit for it."""
-    present = _current_reports(state)
-    group, left_out = form_group(state.setup, state.attempt, {**present, state.setup.me: own_report(state)})
+    ready = {**_current_reports(state), state.setup.me: own_report(state)}
+    group, left_out = form_group(state.setup, state.attempt, ready)
     if len(group.members) < state.setup.succession.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short_id(peer)}: {reason}" for peer, reason in left_out.items())
         seats = lack_of_seats(state.setup, group.members) if NO_SEAT in left_out.values() else ""
         return give_up(state, seats or f"too few members are fit for a group: {reasons}", (), now)
-    claimants = tuple(peer for peer, each in present.items() if each.lock and each.lock.outcome == group.resumes)
-    return replace(state, phase="signing", claimants=claimants, timers=Timers()), [Sign(group=group, left_out=left_out)]
+    return replace(state, phase="signing", timers=Timers()), [Sign(group=group, left_out=left_out)]
 
 
 def _is_complete(state: RoundState) -> bool:
@@ -368,7 +367,7 @@ def awaited_peers(state: RoundState) -> tuple[str, ...]:
         return tuple(sorted(missing)) or (state.coordinator,)
     if group is None or state.phase not in {"preparing", "committing"}:
         return ()
-    voted = state.voting.votes["prepare" if state.phase == "preparing" else "commit"]
+    voted = state.votes["prepare" if state.phase == "preparing" else "commit"]
     return tuple(peer for peer in group.group.peer_ids if peer not in voted and peer != setup.me)
 
 

@@ -32,10 +32,7 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
         return give_up(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
     group = signed.group
     members = set(group.peer_ids)
-    votes = {
-        kind: {peer: vote for peer, vote in cast.items() if peer in members}
-        for kind, cast in state.voting.votes.items()
-    }
+    votes = {kind: {peer: vote for peer, vote in cast.items() if peer in members} for kind, cast in state.votes.items()}
     state = replace(
         state,
         phase="reducing",
@@ -43,7 +40,7 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
         asked="",
         attempts=replace(state.attempts, short_since=None),
         timers=Timers(deadline=now + group.reduce_s),
-        voting=replace(state.voting, votes=votes),
+        votes=votes,
         # the reports to this attempt have their answer now
         reports={peer: each for peer, each in state.reports.items() if each.attempt > state.attempt},
     )
@@ -110,7 +107,7 @@ def on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Trans
 def _recover(state: RoundState, outcome: Outcome, *, is_audited: bool) -> Transition:
     """Get the parts of `outcome` from other members, those that voted for it first."""
     assert state.signed is not None
-    voters = [peer for peer, each in state.voting.votes["prepare"].items() if each.outcome == outcome]
+    voters = [peer for peer, each in state.votes["prepare"].items() if each.outcome == outcome]
     others = [peer for peer in other_members(state) if peer not in voters]
     action = Recover(signed=state.signed, outcome=outcome, holders=(*voters, *others), is_audited=is_audited)
     return replace(state, recovering=True), [action]
@@ -124,8 +121,11 @@ def fail(
     is None."""
     signed = state.signed
     assert signed is not None
-    # members that voted have all parts, and would have sent them
-    state = blame(state, (), state.claimants, "it does not give the parts it says it voted for")
+    if (lock := signed.group.lock) is not None and signed.signer == state.setup.me:
+        # members that voted for the outcome have all its parts, and would have sent them
+        claims = {each.peer_id: each.locked for each in signed.group.members if each.locked is not None}
+        claimants = tuple(peer for peer, each in claims.items() if each.outcome_digest == lock.claim.outcome_digest)
+        state = blame(state, (), claimants, "it does not give the parts it says it voted for")
     votes = Counter(vote.outcome for vote in valid_votes(state, "prepare").values())
     if votes and not state.recovering:
         ((outcome, _),) = votes.most_common(1)
@@ -173,10 +173,8 @@ def leave_group(
 
 def leave_without_quorum(state: RoundState, reason: str, now: float) -> Transition:
     """Leave the group, since its votes can no longer decide."""
-    mine = state.voting.outcome
     assert state.signed is not None
-    assert mine is not None
-    votes = valid_votes(state, "prepare")
+    mine, votes = own_outcome(state), valid_votes(state, "prepare")
     group = state.signed.group
     suspects = disagreement(mine, votes, group.peer_ids, group.deciding)
     voted = votes if state.phase == "preparing" else valid_votes(state, "commit")
@@ -184,6 +182,12 @@ def leave_without_quorum(state: RoundState, reason: str, now: float) -> Transiti
     names = f"; no vote from {', '.join(map(short_id, absent))}" if absent else ""
     state = suspect(blame(state, (), suspects, "its part or vote differs"), suspects)
     return leave_group(state, reason + names, (*absent, *suspects), now)
+
+
+def own_outcome(state: RoundState) -> Outcome:
+    """Return the outcome that this member has voted for, once it has."""
+    assert state.own_prepare_vote is not None
+    return state.own_prepare_vote.vote.outcome
 
 
 def reduces(state: RoundState, attempt: int) -> bool:
@@ -198,7 +202,7 @@ def valid_votes(state: RoundState, kind: VoteKind) -> dict[str, Vote]:
     members = set(signed.group.peer_ids)  # made anew each time that it is asked for
     return {
         peer: vote
-        for peer, vote in state.voting.votes[kind].items()
+        for peer, vote in state.votes[kind].items()
         if peer in members and vote.group_digest == signed.digest and _can_have(signed, vote.outcome)
     }
 
@@ -214,7 +218,7 @@ def _can_have(signed: SignedGroup, outcome: Outcome) -> bool:
 
 def without_vote_of(state: RoundState, peer: str) -> RoundState:
     """Expect no vote of `peer` any more."""
-    return replace(state, voting=replace(state.voting, silent=state.voting.silent | {peer}))
+    return replace(state, silent=state.silent | {peer})
 
 
 def other_members(state: RoundState) -> tuple[str, ...]:

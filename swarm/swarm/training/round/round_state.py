@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 from swarm_protocol import limits
-from swarm_protocol.commit_messages import Lock, Outcome, Vote, VoteKind
+from swarm_protocol.commit_messages import Lock, Vote, VoteKind
 from swarm_protocol.run_credentials import RunCredential
 from swarm_protocol.training_messages import Contribution, Ready, ReadyReply, SignedGroup
 
@@ -46,6 +46,8 @@ since it may be there and slow."""
 MAX_BELIEVED_ATTEMPT = limits.MAX_ATTEMPT // 2
 """The highest attempt to which others can move this member. The other half of the range is left for the attempts that
 follow."""
+
+NO_VOTES: Mapping[VoteKind, Mapping[str, Vote]] = {"prepare": {}, "commit": {}}
 
 MAX_HEARD = 1024
 """Maximum peers whose reports or votes are kept: four full groups, so that strangers cannot fill the memory. Members of
@@ -182,24 +184,14 @@ class Timers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Voting:
-    """The `votes` of this attempt, by kind and peer. `outcome` is what this member votes for; `silent` members will not
-    vote any more."""
-
-    outcome: Outcome | None = None
-    votes: Mapping[VoteKind, Mapping[str, Vote]] = field(default_factory=lambda: {"prepare": {}, "commit": {}})
-    silent: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundState:
     """One member's state of one step. `begin_attempt` resets `phase` and the fields from `coordinator` on.
 
     The step began at `began_at`, and the member's newest interval took `interval_s`; 0: unknown. `mine` is its
     contribution. `known` are peers seen in the run, `reports` what peers reported to it, and `heard` the members of the
     state that have answered or called in this attempt. A member that `abstains` takes part in no group (see `promise`).
-    `asked` is the coordinator that it reports to. At the coordinator, `claimants` hold a lock of the outcome that the
-    group resumes. A member that is `recovering` gets the parts from others instead of reducing.
+    `asked` is the coordinator that it reports to. A member that is `recovering` gets the parts from others instead of
+    reducing. `votes` are those of this attempt, by kind and peer; `silent` members will not vote any more.
     """
 
     setup: RoundSetup
@@ -219,10 +211,10 @@ class RoundState:
     asked: str = ""
     heard: frozenset[str] = frozenset()
     timers: Timers = field(default_factory=Timers)
-    claimants: tuple[str, ...] = ()
     signed: SignedGroup | None = None
     recovering: bool = False
-    voting: Voting = field(default_factory=Voting)
+    votes: Mapping[VoteKind, Mapping[str, Vote]] = field(default_factory=lambda: NO_VOTES)
+    silent: frozenset[str] = frozenset()
 
 
 Transition: TypeAlias = tuple[RoundState, list[Action]]
@@ -392,9 +384,9 @@ def begin_attempt(state: RoundState, attempt: int, reason: str = "") -> Transiti
         asked="",
         heard=frozenset(),
         timers=Timers(),
-        claimants=(),
         signed=None,
         recovering=False,
-        voting=Voting(),
+        votes=NO_VOTES,
+        silent=frozenset(),
     )
     return with_coordinator(state), replies

@@ -51,6 +51,7 @@ from swarm.training.round.group_work import (
     on_grouped,
     on_reduce_failed,
     other_members,
+    own_outcome,
     reduces,
     valid_votes,
     with_dispute,
@@ -242,16 +243,14 @@ def _on_reduced(state: RoundState, attempt: int, outcome: Outcome, now: float) -
     own_vote = OwnPrepareVote(vote=vote, origin=group.origin or state.signed.data)
     # others may still reduce, or take from this member the parts that an owner withheld from them
     deadline = max(state.timers.deadline or now, now) + group.vote_s
-    voting, timers = replace(state.voting, outcome=outcome), Timers(deadline=deadline)
-    state = replace(state, phase="preparing", own_prepare_vote=own_vote, voting=voting, timers=timers)
+    state = replace(state, phase="preparing", own_prepare_vote=own_vote, timers=Timers(deadline=deadline))
     return state, [CastVote(vote=vote, peers=other_members(state))]
 
 
 def _on_voted(state: RoundState, peer: str, vote: Vote, now: float) -> Transition:
     """Keep a vote if it counts, and count again."""
     # votes may arrive before the group does
-    setup, voting = state.setup, state.voting
-    votes = voting.votes[vote.kind]
+    setup, votes = state.setup, state.votes[vote.kind]
     is_member = state.signed is None or peer in state.signed.group.peer_ids
     is_owed = state.signed is not None or peer in setup.roster
     has_room = is_owed or len(votes) < MAX_HEARD
@@ -268,8 +267,7 @@ def _on_voted(state: RoundState, peer: str, vote: Vote, now: float) -> Transitio
         if state.signed is None:
             return state, []
         return blame(state, (peer,), (), "voted twice"), []
-    voting = replace(voting, votes={**voting.votes, vote.kind: {**votes, peer: vote}})
-    return _count_votes(replace(state, voting=voting), now)
+    return _count_votes(replace(state, votes={**state.votes, vote.kind: {**votes, peer: vote}}), now)
 
 
 def _count_votes(state: RoundState, now: float) -> Transition:
@@ -283,7 +281,7 @@ def _count_votes(state: RoundState, now: float) -> Transition:
     if state.phase == "committing":
         return leave_without_quorum(state, commit.reason, now) if commit.hopeless else (state, [])
     prepare = _tally_of(state, "prepare")
-    if prepare.decided is not None and prepare.decided == state.voting.outcome:
+    if prepare.decided is not None and prepare.decided == own_outcome(state):
         return _lock(state, prepare.decided, now)
     # if others have decided otherwise, this member's own result is damaged: their commit votes will say so
     return leave_without_quorum(state, prepare.reason, now) if prepare.hopeless else (state, [])
@@ -291,11 +289,11 @@ def _count_votes(state: RoundState, now: float) -> Transition:
 
 def _tally_of(state: RoundState, kind: VoteKind) -> Tally:
     assert state.signed is not None
-    silent = set(state.voting.silent)
+    silent = set(state.silent)
     if kind == "commit":
         # a member with another result than this one casts no commit vote for this member's outcome
         others = valid_votes(state, "prepare").items()
-        silent |= {peer for peer, vote in others if vote.outcome != state.voting.outcome}
+        silent |= {peer for peer, vote in others if vote.outcome != own_outcome(state)}
     return tally(
         state.signed.group.deciding,
         valid_votes(state, kind),

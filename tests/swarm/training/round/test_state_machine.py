@@ -172,8 +172,8 @@ def test_reports_and_votes_of_strangers_are_bounded() -> None:
         state, _ = machine.step(state, replace(vote_of(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
         state, _ = machine.step(state, replace(commit_vote_of(ME, FIRST, OUTCOME), peer=f"stranger {number}"), 0.0)
     assert len(state.reports) <= 1024
-    assert len(state.voting.votes["prepare"]) <= 1024
-    assert len(state.voting.votes["commit"]) <= 1024
+    assert len(state.votes["prepare"]) <= 1024
+    assert len(state.votes["commit"]) <= 1024
 
 
 def test_attempts_that_strangers_name_before_there_is_a_roster_are_bounded() -> None:
@@ -314,8 +314,8 @@ def test_many_strangers_keep_no_member_from_voting_or_reporting() -> None:
 def test_votes_of_peers_that_the_run_does_not_admit_are_not_kept() -> None:
     for vote in (vote_of(PEERS[3], FIRST, OUTCOME), commit_vote_of(PEERS[3], FIRST, OUTCOME)):
         state, _ = run([(0.0, vote)], setup(COORDINATOR, roster=(), admission=PEERS[:3]))
-        assert not state.voting.votes["prepare"]
-        assert not state.voting.votes["commit"]
+        assert not state.votes["prepare"]
+        assert not state.votes["commit"]
 
 
 @pytest.mark.parametrize("by_report", [True, False])
@@ -443,7 +443,7 @@ def test_member_that_votes_twice_is_accused_and_its_first_vote_counts() -> None:
     first, second = vote_of(COORDINATOR, FIRST, OUTCOME), vote_of(COORDINATOR, FIRST, outcome(FIRST, b"x"))
     state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), (0.2, first), (0.3, second)])
     assert state.faults.accused == {COORDINATOR: "voted twice"}
-    assert state.voting.votes["prepare"][COORDINATOR] == first.vote
+    assert state.votes["prepare"][COORDINATOR] == first.vote
 
 
 def test_member_that_voted_in_the_attempt_before_a_resume_order_has_not_voted_twice() -> None:
@@ -452,7 +452,7 @@ def test_member_that_voted_in_the_attempt_before_a_resume_order_has_not_voted_tw
     for votes in ([vote, earlier], [earlier, vote]):
         state, _ = run([(0.0, OFFER), (0.1, Grouped(signed=FIRST)), *((0.2, each) for each in votes)])
         assert not state.faults.accused
-        assert state.voting.votes["prepare"][COORDINATOR] == vote.vote
+        assert state.votes["prepare"][COORDINATOR] == vote.vote
 
 
 def test_strangers_that_vote_twice_are_not_accused() -> None:
@@ -558,7 +558,7 @@ def test_vote_of_an_earlier_attempt_that_did_not_arrive_does_not_silence_a_membe
     state = replace(member_voting(), attempt=1)
     assert machine.step(state, Lost(peer=OTHERS[0], reason="no answer", attempt=0), 9.0) == (state, [])
     state, _ = machine.step(state, Lost(peer=OTHERS[0], reason="no answer", attempt=1), 9.0)
-    assert OTHERS[0] in state.voting.silent
+    assert OTHERS[0] in state.silent
 
 
 def member_voting() -> RoundState:

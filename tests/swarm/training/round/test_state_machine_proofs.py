@@ -58,7 +58,7 @@ def test_member_with_evidence_against_a_liar_does_not_vote_with_it() -> None:
     state, actions = run(script)
     assert not any(isinstance(each, Recover) for each in actions)
     state, actions = machine.step(state, vote_of(LIAR, signed(attempt=1), lie), 2.5)
-    assert LIAR not in state.voting.votes["prepare"]
+    assert LIAR not in state.votes["prepare"]
 
 
 def test_group_with_a_convicted_member_is_refused_and_its_members_are_shown_the_evidence() -> None:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TypeAlias
@@ -40,7 +40,7 @@ from swarm.network.interface import EndOfStream, Stream
 from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.committed_slices import MadePart, are_committed, undecodable
 from swarm.training.allreduce.leaf_checks import audit_plan, draw_audited_leaves, hashed_part, part_leaf, reduced_leaves
-from swarm.training.allreduce.part_streams import blamed
+from swarm.training.allreduce.part_streams import PartStreams, blamed
 from swarm.training.allreduce.parts import CaughtLying, backup_peer, decoded_frames, part_leaves
 
 _Slices: TypeAlias = dict[int, tuple[AuditedSlice, ...]]
@@ -52,31 +52,31 @@ class NotAudited(PeerError):
 
 
 class Auditing:
-    """One member's side of the audits of the reduction of `butterfly`: it answers others, and audits them.
+    """One member's reduction over its `streams`, with its side of the audits: it answers others, and audits them.
 
-    `sign` signs this member's statements. `read` returns the signer and the content of a signed statement; it raises
-    PeerViolation or IntegrityError.
+    `on_failure` is that of `Butterfly`. `chance` draws what this member audits. `sign` signs its statements. `read`
+    returns the signer and the content of a signed statement; it raises PeerViolation or IntegrityError.
     """
 
     def __init__(
         self,
-        butterfly: Butterfly,
+        streams: PartStreams,
+        on_failure: Callable[[SwarmError], Awaitable[None]],
         chance: random.Random,
         *,
         sign: Callable[[PartStatement], bytes],
         read: Callable[[bytes], tuple[str, PartStatement]],
     ) -> None:
-        self.butterfly = butterfly
-        self._streams = butterfly.streams
-        self._signed = butterfly.streams.signed
-        self._group = butterfly.streams.group
+        self.butterfly = Butterfly(streams, on_failure, self._answer)
+        self._streams = streams
+        self._signed = streams.signed
+        self._group = streams.group
         self._chance = chance
         self._sign = sign
         self._read = read
         self._answers: dict[int, tuple[MadePart, bytes]] = {}
         self._answering = defaultdict[int, asyncio.Lock](asyncio.Lock)
         self._limit_s = 0.0  # for one maker of a part, so that time is left for the other one
-        butterfly.answer_audit = self.answer
 
     async def sign_own_part(self) -> None:
         """Sign the statement for this member's own part. Raises PeerViolation, which names a member whose slices are
@@ -98,7 +98,7 @@ class Auditing:
         made = await self.butterfly.made(self._group.peer_ids.index(self._streams.me))
         return await self._streams.off_loop(made.values_of, member)
 
-    async def answer(self, part: int, stream: Stream) -> None:
+    async def _answer(self, part: int, stream: Stream) -> None:
         """Answer an auditor of `part`, which this member has made."""
         made, statement = await self._answer_for(part)
         await self._streams.send(stream, statement)

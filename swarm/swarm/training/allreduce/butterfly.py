@@ -25,7 +25,7 @@ from typing import Any
 
 from swarm_compression.codec import Data
 from swarm_protocol.envelope import OutOfTime
-from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, RoundError, SwarmError
+from swarm_protocol.errors import PeerError, PeerTimeout, PeerViolation, SwarmError
 from swarm_protocol.identity import short_id
 from swarm_protocol.reduction_messages import OpeningKind, ReduceOpening
 
@@ -49,18 +49,26 @@ AHEAD_FRAMES = 9
 class Butterfly:
     """One member's side of one reduction, over its `streams`."""
 
-    def __init__(self, streams: PartStreams, on_failure: Callable[[SwarmError], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        streams: PartStreams,
+        on_failure: Callable[[SwarmError], Awaitable[None]],
+        answer_audit: Callable[[int, Stream], Awaitable[None]],
+    ) -> None:
         """Set up this member's side. The handler of `Methods.reduce` passes each stream to `accept` of the butterfly of
-        the same group. `on_failure` is called with the first failure, with every later CaughtLying, and with an
-        UndecodableSlice whose proof the end of the attempt cut off. PeerError and PeerViolation name the peer at fault,
-        and CaughtLying proves what it did."""
+        the same group. `answer_audit` serves an auditor of a part that this member has made.
+
+        `on_failure` is called with the first failure, with every later CaughtLying, and with an UndecodableSlice whose
+        proof the end of the attempt cut off. PeerError and PeerViolation name the peer at fault, and CaughtLying proves
+        what it did.
+        """
         self.streams = streams
         self._group = group = streams.group
         self._me = group.peer_ids.index(streams.me)
         self._parts = [PartResult(group, index, streams.scheme.codec) for index in range(len(group.members))]
         self.own = PartOwner(self.streams, self._parts[self._me])
-        self.answer_audit: Callable[[int, Stream], Awaitable[None]] = _refuse_audit
         self._on_failure = on_failure
+        self._answer_audit = answer_audit
         self._accepted = Counter[tuple[str, str, int]]()
         # the part before this member's own is the one whose backup it is, if the group has backups
         self.backup = PartBackup(self.streams, self._parts[self._me - 1], self._report, on_failure)
@@ -152,7 +160,7 @@ class Butterfly:
                 await stream.send(self.streams.slices_opening("slices", part.index).to_bytes())
                 await self.streams.send_slices(stream, part, opening.frame)
             case "audit":
-                await self.answer_audit(opening.part, stream)
+                await self._answer_audit(opening.part, stream)
             case "proof":
                 await show_path(self.streams, part.index, stream)
 
@@ -205,10 +213,6 @@ class Butterfly:
 
 async def _until_cancelled() -> None:
     await asyncio.get_running_loop().create_future()
-
-
-async def _refuse_audit(_part: int, _stream: Stream) -> None:
-    raise RoundError("this member's parts are not audited")
 
 
 class Exchange:

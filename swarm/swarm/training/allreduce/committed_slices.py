@@ -31,7 +31,7 @@ from swarm_protocol.hash_tree import HashTree, leaf_digest, root_above
 from swarm_protocol.identity import short_id
 from swarm_protocol.proof_messages import BadSlice
 from swarm_protocol.reduction_messages import AuditDraw, AuditedSlice
-from swarm_protocol.training_messages import Group, SliceCommitment
+from swarm_protocol.training_messages import Contribution, Group
 from torch import Tensor
 
 from swarm.network.interface import Stream
@@ -231,26 +231,27 @@ async def _evidence(streams: PartStreams, part: int, bad: UndecodableSlice) -> B
     total = num_leaves(group.num_values)
     if member.commitment is None or not is_leaf(member.commitment.root, total, leaf, shown.data, shown.proof):
         raise PeerViolation("it sent other slices than it committed to", peer_id=bad.peer_id)
-    return _against(group, member.peer_id, member.commitment, leaf, shown)
+    return _against(group, member, leaf, shown)
 
 
 def undecodable(group: Group, codec: Codec, leaf: int, slices: Sequence[AuditedSlice]) -> tuple[BadSlice, ...]:
     """Return the proofs against the contributors of `group` whose `slices` of `leaf` are no valid encodings. The slices
     are in the order of the contributors, which have committed to them. Blocks."""
     return tuple(
-        _against(group, member.peer_id, member.commitment, leaf, shown)
+        _against(group, member, leaf, shown)
         for member, shown in zip(group.contributors, slices, strict=True)
         if member.commitment is not None and not is_encoding(codec, shown.data)
     )
 
 
-def _against(group: Group, peer: str, commitment: SliceCommitment, leaf: int, shown: AuditedSlice) -> BadSlice:
+def _against(group: Group, member: Contribution, leaf: int, shown: AuditedSlice) -> BadSlice:
+    assert member.commitment is not None
     return BadSlice(
-        peer=peer,
+        peer=member.peer_id,
         step=group.step,
         state_digest=group.state_digest,
-        root=commitment.root,
-        signature=commitment.signature,
+        root=member.commitment.root,
+        signature=member.commitment.signature,
         num_leaves=num_leaves(group.num_values),
         leaf=leaf,
         shown=shown,

@@ -25,7 +25,6 @@ from swarm_protocol.training_messages import Group, SignedGroup
 from swarm.network.interface import Stream
 from swarm.threads import in_executor
 from swarm.training.allreduce.audit import Auditing, NotAudited
-from swarm.training.allreduce.butterfly import Butterfly
 from swarm.training.allreduce.committed_slices import committed_tree
 from swarm.training.allreduce.part_streams import AUDITS_SHARE, PartStreams
 from swarm.training.allreduce.parts import CaughtLying, ReductionScheme, UndecodableSlice, encode_slice
@@ -92,13 +91,14 @@ class Reductions:
             tree=offer.tree if offer else None,
             failpoints=context.failpoints,
         )
-        butterfly = Butterfly(streams, partial(self._failed, group.attempt))
         auditing = Auditing(
-            butterfly,
+            streams,
+            partial(self._failed, group.attempt),
             context.chance,
             sign=lambda statement: context.signatures.sign(statement, context.network.now()),
             read=lambda data: context.signatures.read(PartStatement, data, context.network.now()),
         )
+        butterfly = auditing.butterfly
         context.meter.begin([peer for peer in group.peer_ids if peer != context.network.peer_id])
         self._add(signed.digest, auditing)
         try:
@@ -110,7 +110,7 @@ class Reductions:
         context.replica.keep_parts(signed.digest, parts)
         # the reduction is still served: the backup of an owner that fails late may need this member's slices, and
         # others audit it
-        if not await self._is_right(auditing, group.attempt, parts, butterfly.streams.left_s(AUDITS_SHARE)):
+        if not await self._is_right(auditing, group.attempt, parts, streams.left_s(AUDITS_SHARE)):
             return
         for peer, kept in butterfly.own.reducer.kept_shares.items():
             how = f"keeps {kept:.0%} of its weight" if kept else "is left out"

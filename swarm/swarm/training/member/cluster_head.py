@@ -140,9 +140,7 @@ class ClusterHead:
         except SwarmError as error:
             logger.warning("going to the round without this member's cluster: %s", error)
             return offer
-        for peer, kept in kept_shares.items():
-            how = f"keeps {kept:.0%} of its pull" if kept else "is left out"
-            self._step.note_reduced_weight(peer, f"its contribution {how} in this member's cluster")
+        self._step.note_reduced(kept_shares, "in this member's cluster")
         for seat in self._seats.values():
             seat.frames.clear()
         return result

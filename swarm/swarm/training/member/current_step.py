@@ -7,7 +7,7 @@ start their tasks here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from swarm.training.evidence.convictions import Convictions
@@ -64,10 +64,12 @@ class CurrentStep:
         """End this member's interval."""
         self.intervals.hurry(self.setup.step)
 
-    def note_reduced_weight(self, peer: str, how: str) -> None:
-        """Record that an aggregation reduced the weight of `peer` notably; `how` describes it."""
-        if peer != self.setup.me:  # the owners of the other parts say so, too: nobody refuses its own contribution
-            self.log.refuse(peer, how, DOWNWEIGHTED)
+    def note_reduced(self, kept_shares: Mapping[str, float], where: str) -> None:
+        """Record the peers whose weight an aggregation reduced notably, each with the share that it keeps."""
+        for peer, kept in kept_shares.items():
+            if peer != self.setup.me:  # the owners of the other parts say so, too: nobody refuses its own contribution
+                how = f"keeps {kept:.0%} of its weight" if kept else "is left out"
+                self.log.refuse(peer, f"its contribution {how} {where}", DOWNWEIGHTED)
 
     def open(self, group: asyncio.TaskGroup) -> None:
         """Let tasks start in `group`, until `end_tasks`. Before and after that, none is started."""

@@ -112,9 +112,7 @@ class Reductions:
         # others audit it
         if not await self._is_right(auditing, group.attempt, parts, streams.left_s(AUDITS_SHARE)):
             return
-        for peer, kept in butterfly.own.reducer.kept_shares.items():
-            how = f"keeps {kept:.0%} of its weight" if kept else "is left out"
-            self._step.note_reduced_weight(peer, f"its contribution {how} in the part that this member reduces")
+        self._step.note_reduced(butterfly.own.reducer.kept_shares, "in the part that this member reduces")
         await self._propose(group.attempt, signed.digest, group, parts)
 
     async def _is_right(
@@ -129,8 +127,6 @@ class Reductions:
                 await auditing.compare(parts)
             audit = auditing.audit(parts, within_s)
             await (audit if are_given else _unblamed(audit))
-        except NotAudited as error:
-            self._step.feed(replace(reduce_failed(attempt, error), unaudited=True))
         except SwarmError as error:
             await self._failed(attempt, error)
         else:
@@ -323,5 +319,6 @@ def reduce_failed(attempt: int, error: SwarmError) -> ReduceFailed:
         certain = isinstance(error, UndecodableSlice)
         return ReduceFailed(attempt=attempt, reason=reason, accused=peers, certain=certain)
     if isinstance(error, PeerError):
-        return ReduceFailed(attempt=attempt, reason=reason, unreachable=peers)
+        unaudited = isinstance(error, NotAudited)
+        return ReduceFailed(attempt=attempt, reason=reason, unreachable=peers, unaudited=unaudited)
     return ReduceFailed(attempt=attempt, reason=error.message)

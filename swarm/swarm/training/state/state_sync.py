@@ -181,10 +181,10 @@ async def _rebuild(context: RunContext, proof: Proof, holders: Sequence[str]) ->
         parts = await context.fetcher.parts(proof.origin, proof.outcome, holders, context.codec)
         num_bytes = sum(map(len, parts))
     mine = await context.replica.propose(context.executor, proof.outcome.origin_digest, proof.origin, parts)
-    proposal = context.replica.proposal(proof.outcome)
-    if proposal is None:
+    state = await context.replica.find_or_make(context.executor, proof)
+    if state is None:
         raise SwarmError(f"they lead to state {mine.state_digest.hex()[:12]} on this machine")
-    return await context.replica.make_state(context.executor, proposal), num_bytes
+    return state, num_bytes
 
 
 async def _chain(context: RunContext, proof: Proof, peers: Sequence[str]) -> list[Proof]:

@@ -292,7 +292,6 @@ class OuterSteps:
 
     def _on_convicted(self, ban: Ban) -> None:
         verdict = ban.verdict
-        self._accused = {**self._accused, verdict.peer_id: verdict.reason}
         self._reports.convicted(ban)
         if self.service.driver is not None:
             reason = f"{short_id(verdict.peer_id)}: {verdict.reason}"

@@ -17,7 +17,7 @@ from swarm.training.round.group_formation import advance
 from swarm.training.round.group_members import complaint, own_report
 from swarm.training.round.quorum import disagreement
 from swarm.training.round.round_events import Announce, Recover, Reduce, ReduceFailed, ShowEvidence
-from swarm.training.round.round_state import RoundState, Timers, Transition, blame, give_up, suspect
+from swarm.training.round.round_state import RoundState, Timers, Transition, accuse, give_up, suspect, with_unreachable
 
 
 def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition:
@@ -29,7 +29,7 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
         state, actions = give_up(state, f"the group has {short_id(liars[0])}, whom evidence convicts", liars, now)
         return state, [ShowEvidence(peers=tuple(peer for peer in signed.group.peer_ids if peer not in liars)), *actions]
     if reason := _objection(state, signed):
-        return give_up(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
+        return give_up(accuse(state, (signed.signer,), reason), reason, (signed.signer,), now)
     group = signed.group
     members = set(group.peer_ids)
     votes = {kind: {peer: vote for peer, vote in cast.items() if peer in members} for kind, cast in state.votes.items()}
@@ -60,15 +60,15 @@ def _objection(state: RoundState, signed: SignedGroup) -> str:
 
 def _on_second_group(state: RoundState, signed: SignedGroup, now: float) -> Transition:
     reason = f"{short_id(signed.signer)} signed two groups for one attempt"
-    return leave_group(blame(state, (signed.signer,), (), reason), reason, (signed.signer,), now)
+    return leave_group(accuse(state, (signed.signer,), reason), reason, (signed.signer,), now)
 
 
 def on_reduce_failed(state: RoundState, event: ReduceFailed, now: float) -> Transition:
     if not reduces(state, event.attempt):
         if event.certain and event.attempt < state.attempt:
-            state = blame(state, event.accused, (), event.reason)
+            state = accuse(state, event.accused, event.reason)
         return state, []
-    state = suspect(blame(state, event.accused, event.unreachable, event.reason), event.unreachable)
+    state = suspect(accuse(state, event.accused, event.reason), event.unreachable)
     faulty = (*event.accused, *event.unreachable)
     if not event.unaudited:
         return fail(state, event.reason, faulty, now)
@@ -92,7 +92,7 @@ def on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Trans
     """Stop working with `peer` for good: leave a group that has it, drop its report, and do not report to it."""
     if peer in state.faults.convicted or peer == state.setup.me:
         return state, []
-    state = blame(state, (peer,), (), reason)
+    state = accuse(state, (peer,), reason)
     state = replace(state, faults=replace(state.faults, convicted=state.faults.convicted | {peer}))
     state = replace(state, reports={by: each for by, each in state.reports.items() if by != peer})
     if state.signed is not None and peer in state.signed.group.peer_ids:
@@ -125,7 +125,7 @@ def fail(
         # members that voted for the outcome have all its parts, and would have sent them
         claims = {each.peer_id: each.locked for each in signed.group.members if each.locked is not None}
         claimants = tuple(peer for peer, each in claims.items() if each.outcome_digest == lock.claim.outcome_digest)
-        state = blame(state, (), claimants, "it does not give the parts it says it voted for")
+        state = with_unreachable(state, claimants)
     votes = Counter(vote.outcome for vote in valid_votes(state, "prepare").values())
     if votes and not state.recovering:
         ((outcome, _),) = votes.most_common(1)
@@ -135,7 +135,7 @@ def fail(
     return leave_group(state, reason, accused, now, missing=missing)
 
 
-def with_dispute(state: RoundState, peer: str, involved: Collection[str], reason: str) -> RoundState:
+def with_dispute(state: RoundState, peer: str, involved: Collection[str]) -> RoundState:
     """Return `state` after `peer` has left the reduction. It and the members that it blames are `involved`.
 
     What it says may be right or made up. So a peer that is involved in two disputes is suspect, unless others are in as
@@ -144,13 +144,13 @@ def with_dispute(state: RoundState, peer: str, involved: Collection[str], reason
     """
     roster, me = state.setup.roster, state.setup.me
     if roster and peer not in roster:
-        return suspect(blame(state, (), (peer,), reason), (peer,))
+        return suspect(state, (peer,))
     disputes = Counter(state.faults.disputes) + Counter(involved)
     (worst, most), *others = disputes.most_common(2)
     is_worst = most > 1 and not any(count == most for _, count in others)
     suspects = (worst,) if is_worst else (peer,) if me in involved else ()
     state = replace(state, faults=replace(state.faults, disputes=disputes))
-    return suspect(blame(state, (), suspects, reason), suspects)
+    return suspect(state, suspects)
 
 
 def leave_group(
@@ -180,7 +180,7 @@ def leave_without_quorum(state: RoundState, reason: str, now: float) -> Transiti
     voted = votes if state.phase == "preparing" else valid_votes(state, "commit")
     absent = tuple(sorted(set(group.peer_ids) - voted.keys()))
     names = f"; no vote from {', '.join(map(short_id, absent))}" if absent else ""
-    state = suspect(blame(state, (), suspects, "its part or vote differs"), suspects)
+    state = suspect(state, suspects)
     return leave_group(state, reason + names, (*absent, *suspects), now)
 
 

@@ -135,7 +135,7 @@ class OwnPrepareVote:
 class Faults:
     """Holds what has gone wrong with other peers at this step, as this member saw it.
 
-    `accused` broke the protocol and `unreachable` could not be reached, each with the reason. Of the `accused`,
+    `accused` broke the protocol, each with the reason, and `unreachable` could not be reached. Of the `accused`,
     `convicted` are those whom evidence convicts: no group with them is accepted. `suspects` spoiled an attempt, and are
     left out up to and including the attempt that each maps to, whatever they send meanwhile. `disputes` counts for each
     peer how often it left a group during the reduction or was accused by a peer that left. `doubted` were missing at
@@ -145,7 +145,7 @@ class Faults:
 
     accused: Mapping[str, str] = field(default_factory=dict)
     convicted: frozenset[str] = frozenset()
-    unreachable: Mapping[str, str] = field(default_factory=dict)
+    unreachable: frozenset[str] = frozenset()
     suspects: Mapping[str, int] = field(default_factory=dict)
     disputes: Mapping[str, int] = field(default_factory=dict)
     doubted: Mapping[str, float] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Faults:
     @property
     def failed(self) -> set[str]:
         """The peers that broke the protocol or could not be reached: the `accused` of this member's report."""
-        return self.accused.keys() | self.unreachable.keys()
+        return self.accused.keys() | self.unreachable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,18 +266,21 @@ def moves_at(state: RoundState) -> float | None:
     return state.attempts.movable_at if is_waiting(state) and state.attempts.later > state.attempt else None
 
 
-def blame(state: RoundState, accused: tuple[str, ...], unreachable: tuple[str, ...], reason: str) -> RoundState:
-    me, faults = state.setup.me, state.faults
-    faults = replace(
-        faults,
-        accused={**faults.accused, **{peer: reason for peer in accused if peer != me}},
-        unreachable={**faults.unreachable, **{peer: reason for peer in unreachable if peer != me}},
-    )
-    return replace(state, faults=faults)
+def accuse(state: RoundState, peers: tuple[str, ...], reason: str) -> RoundState:
+    """Return `state` with `peers` at fault for this step and later ones. A member does not accuse itself."""
+    accused = {**state.faults.accused, **{peer: reason for peer in peers if peer != state.setup.me}}
+    return replace(state, faults=replace(state.faults, accused=accused))
+
+
+def with_unreachable(state: RoundState, peers: tuple[str, ...]) -> RoundState:
+    unreachable = (state.faults.unreachable | {*peers}) - {state.setup.me}
+    return replace(state, faults=replace(state.faults, unreachable=unreachable))
 
 
 def suspect(state: RoundState, peers: tuple[str, ...]) -> RoundState:
-    """Leave `peers`, which have spoiled this attempt, out of the next one, whatever they send meanwhile."""
+    """Count `peers`, which have spoiled this attempt, as unreachable, and leave them out of the next attempt, whatever
+    they send meanwhile."""
+    state = with_unreachable(state, peers)
     until = {peer: state.attempt + 1 for peer in peers if peer != state.setup.me}
     return replace(state, faults=replace(state.faults, suspects={**state.faults.suspects, **until}))
 
@@ -300,8 +303,7 @@ def reached_again(state: RoundState, peer: str, attempt: int) -> RoundState:
     faults = state.faults
     if peer not in faults.unreachable or attempt <= faults.suspects.get(peer, -1):
         return state
-    unreachable = {other: reason for other, reason in faults.unreachable.items() if other != peer}
-    return replace(state, faults=replace(faults, unreachable=unreachable))
+    return replace(state, faults=replace(faults, unreachable=faults.unreachable - {peer}))
 
 
 def with_sighted(state: RoundState, peer: str, attempt: int) -> RoundState:
@@ -373,7 +375,7 @@ def begin_attempt(state: RoundState, attempt: int, reason: str = "") -> Transiti
         faults,
         suspects={peer: until for peer, until in faults.suspects.items() if attempt <= until},
         # if too few reachable members are left for any group, retry the others: without them the run waits anyway
-        unreachable=faults.unreachable if setup.succession.is_enough(setup.roster, roster_left(state)) else {},
+        unreachable=faults.unreachable if setup.succession.is_enough(setup.roster, roster_left(state)) else frozenset(),
     )
     state = replace(
         state,

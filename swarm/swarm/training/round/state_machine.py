@@ -90,7 +90,7 @@ from swarm.training.round.round_state import (
     RoundState,
     Timers,
     Transition,
-    blame,
+    accuse,
     give_up,
     is_waiting,
     moves_at,
@@ -99,6 +99,7 @@ from swarm.training.round.round_state import (
     roster_left,
     with_coordinator,
     with_sighted,
+    with_unreachable,
 )
 
 
@@ -211,7 +212,7 @@ def _on_moved(state: RoundState, event: Moved, now: float) -> Transition:
 
 
 def _on_lost(state: RoundState, peer: str, reason: str, now: float) -> Transition:
-    state = blame(replace(state, heard=state.heard - {peer}), (), (peer,), reason)
+    state = with_unreachable(replace(state, heard=state.heard - {peer}), (peer,))
     if state.phase == "forming" and state.asked == peer:
         waits = _shortage(state)
         gone = f"the coordinator {short_id(peer)} is gone: {reason}{waits}"
@@ -266,7 +267,7 @@ def _on_voted(state: RoundState, peer: str, vote: Vote, now: float) -> Transitio
         # of them
         if state.signed is None:
             return state, []
-        return blame(state, (peer,), (), "voted twice"), []
+        return accuse(state, (peer,), "voted twice"), []
     return _count_votes(replace(state, votes={**state.votes, vote.kind: {**votes, peer: vote}}), now)
 
 
@@ -343,7 +344,7 @@ def _on_left(state: RoundState, peer: str, abort: Abort, now: float) -> Transiti
     if state.phase in {"preparing", "committing"}:
         return _count_votes(state, now)
     reason = f"{short_id(peer)} left: {abort.reason}"
-    state = with_dispute(state, peer, {peer, *abort.accused} & members, reason)
+    state = with_dispute(state, peer, {peer, *abort.accused} & members)
     missing = tuple(each for each in abort.accused if each in members and each != state.setup.me)
     return fail(state, reason, (peer,), now, missing=missing)
 

@@ -155,7 +155,7 @@ def test_rests_between_failed_attempts_grow_up_to_a_bound() -> None:
         assert due is not None
         rests.append(due - now)
         # forget faults, so that there is always a coordinator to ask
-        faults, timers = replace(state.faults, unreachable={}), replace(state.timers, deadline=due)
+        faults, timers = replace(state.faults, unreachable=frozenset()), replace(state.timers, deadline=due)
         state = replace(state, faults=faults, timers=timers)
         state, _ = machine.step(state, Tick(), due)
         state = replace(state, coordinator=COORDINATOR, asked=COORDINATOR)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from swarm.training.evidence.convictions import Convictions
@@ -22,34 +23,24 @@ MAX_EVENTS = 4096
 again, or are asked again."""
 
 
+@dataclass(kw_only=True, eq=False)
 class CurrentStep:
-    """One step of the member of `context`, from `state` on.
+    """One step of the member of `context`. `state` is the newest one of the state machine.
 
     `intervals` makes this member's contribution. `background` outlives the step. `on_abort` is called with each failed
     attempt, and with what else keeps this member from the step.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        state: RoundState,
-        intervals: IntervalLoop,
-        *,
-        convictions: Convictions,
-        background: asyncio.TaskGroup,
-        on_abort: Callable[[GiveUp], None],
-    ) -> None:
-        self.context = context
-        self.state = state
-        """The newest state of the state machine."""
-        self.intervals = intervals
-        self.convictions = convictions
-        self.background = background
-        self.on_abort = on_abort
-        self.log = RoundLog()
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self._tasks: dict[asyncio.Task[None], bool] = {}  # whether it ends with the attempt
-        self._group: asyncio.TaskGroup | None = None
+    context: RunContext
+    state: RoundState
+    intervals: IntervalLoop
+    convictions: Convictions
+    background: asyncio.TaskGroup
+    on_abort: Callable[[GiveUp], None]
+    log: RoundLog = field(default_factory=RoundLog)
+    events: asyncio.Queue[Event] = field(default_factory=asyncio.Queue)
+    _tasks: dict[asyncio.Task[None], bool] = field(default_factory=dict)  # whether it ends with the attempt
+    _group: asyncio.TaskGroup | None = None
 
     @property
     def setup(self) -> RoundSetup:

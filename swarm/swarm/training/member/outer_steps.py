@@ -238,9 +238,9 @@ class OuterSteps:
             began_at=asyncio.get_running_loop().time(),
         )
         return RoundDriver(
-            self.context,
-            state,
-            intervals,
+            context=self.context,
+            state=state,
+            intervals=intervals,
             convictions=self.convictions,
             promises=self._promises,
             background=background,

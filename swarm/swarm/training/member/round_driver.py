@@ -10,8 +10,7 @@ peers arrive through `round_service`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from swarm_protocol import limits
 from swarm_protocol.errors import ConfigError, PeerRefused
@@ -21,11 +20,10 @@ from swarm_protocol.reduction_messages import ReduceOpening
 
 from swarm.network.interface import Stream
 from swarm.threads import in_executor
-from swarm.training.evidence.convictions import Convictions
 from swarm.training.member.cluster_follower import ClusterFollower
 from swarm.training.member.cluster_head import ClusterHead
 from swarm.training.member.current_step import CurrentStep
-from swarm.training.member.interval_loop import IntervalLoop, IntervalOffer
+from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.member.peer_calls import PeerQueries, TakenReports, announce, cast_vote, send_report
 from swarm.training.member.progress_reports import measured
 from swarm.training.member.reductions import Reductions, commit_slices
@@ -50,33 +48,24 @@ from swarm.training.round.round_events import (
     Sign,
     Tick,
 )
-from swarm.training.round.round_state import RoundState, may_leave_now
-from swarm.training.state.run_context import RunContext
+from swarm.training.round.round_state import may_leave_now
 from swarm.training.trainer_events import Waiting
 
 DISK_S = 2.0  # pause before a promise is written again that the disk did not take
 
 
+@dataclass(kw_only=True, eq=False)
 class RoundDriver(CurrentStep):
-    """Drives one step of the member of `context`, from `state` on.
+    """Drives one step.
 
-    The contribution is offered `rest_s` seconds after the interval has ended. `promises` outlive the process; they are
-    None if this member keeps none. The others are those of `CurrentStep`.
+    `promises` outlive the process; they are None if this member keeps none. The contribution is offered `rest_s`
+    seconds after the interval has ended.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        state: RoundState,
-        intervals: IntervalLoop,
-        *,
-        convictions: Convictions,
-        promises: PromiseFile | None,
-        background: asyncio.TaskGroup,
-        on_abort: Callable[[GiveUp], None],
-        rest_s: float,
-    ) -> None:
-        super().__init__(context, state, intervals, convictions=convictions, background=background, on_abort=on_abort)
+    promises: PromiseFile | None
+    rest_s: float
+
+    def __post_init__(self) -> None:
         self.offer: IntervalOffer | None = None
         """This member's contribution, once its interval has ended."""
         self.reductions = Reductions(self)
@@ -86,8 +75,6 @@ class RoundDriver(CurrentStep):
         # a member without clusters is neither, nor is a trainer that takes a vacant place in the round
         self._head = ClusterHead(self) if self.setup.me in self.setup.clusters.heads else None
         self._follower = ClusterFollower(self, self.queries) if self.setup.follows else None
-        self._promises = promises
-        self._rest_s = rest_s
         self._certificate = b""
         self._offered_at: float | None = None
         self._unwritten = ""  # why the disk takes no promise
@@ -198,7 +185,7 @@ class RoundDriver(CurrentStep):
     async def _keep_promise(self) -> bool:
         """Write the attempt, the lock and the prepare vote to disk before others hear of them. While the disk takes
         nothing, try again, and let nobody hear of them. Return False if this member is to leave meanwhile."""
-        store, promise = self._promises, promise_of(self.state)
+        store, promise = self.promises, promise_of(self.state)
         own_vote = promise.own_prepare_vote
         while store is not None and not store.has(promise):
             parts = self.context.replica.parts_of(own_vote.vote.outcome.origin_digest) if own_vote is not None else ()
@@ -217,8 +204,8 @@ class RoundDriver(CurrentStep):
     async def _offer_contribution(self) -> None:
         """Offer the contribution of this member's interval to the round, once the interval has ended."""
         offer = await self.intervals.offer(self.setup.step)
-        if self._rest_s:
-            await asyncio.sleep(self._rest_s)
+        if self.rest_s:
+            await asyncio.sleep(self.rest_s)
         if offer.delta_F is not None:
             self.log.add("interval", offer.interval_s)
         offer = replace(offer, contribution=replace(offer.contribution, leaving=self.intervals.is_leaving))

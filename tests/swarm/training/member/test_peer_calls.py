@@ -113,7 +113,14 @@ def test_members_are_asked_where_they_are_while_strangers_hold_all_places() -> N
         state = SimpleNamespace(setup=SimpleNamespace(roster=("me", "member"), step=1), attempt=0)
         context = SimpleNamespace(network=SimpleNamespace(peer_id="me"), run="run", standing=never_answers)
         none: Any = None
-        step = CurrentStep(cast(Any, context), cast(Any, state), none, convictions=none, background=none, on_abort=none)
+        step = CurrentStep(
+            context=cast(Any, context),
+            state=cast(Any, state),
+            intervals=none,
+            convictions=none,
+            background=none,
+            on_abort=none,
+        )
         queries = PeerQueries(step)
         strangers = [f"stranger {index}" for index in range(MAX_LOOKING_AT)]
         async with asyncio.TaskGroup() as group:

@@ -131,7 +131,7 @@ class ByteKinds:
         with monkeypatch.context() as patch:
             patch.setattr(PartStreams, "send", counted)
             patch.setattr(PartStreams, "open", counted_open)
-            for name in ("_answer", "_ask"):
+            for name in ("answer", "_ask"):
                 patch.setattr(Auditing, name, self._of_kind("audits", getattr(Auditing, name)))
             patch.setattr(RoundLog, "sent", counted_messages)
             patch.setattr(TakenReports, "sign", self._of_kind("groups", TakenReports.sign))

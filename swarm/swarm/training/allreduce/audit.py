@@ -67,7 +67,7 @@ class Auditing:
         sign: Callable[[PartStatement], bytes],
         read: Callable[[bytes], tuple[str, PartStatement]],
     ) -> None:
-        self.butterfly = Butterfly(streams, on_failure, self._answer)
+        self.butterfly = Butterfly(streams, on_failure, self.answer)
         self._streams = streams
         self._signed = streams.signed
         self._group = streams.group
@@ -98,7 +98,7 @@ class Auditing:
         made = await self.butterfly.made(self._group.peer_ids.index(self._streams.me))
         return await self._streams.off_loop(made.values_of, member)
 
-    async def _answer(self, part: int, stream: Stream) -> None:
+    async def answer(self, part: int, stream: Stream) -> None:
         """Answer an auditor of `part`, which this member has made."""
         made, statement = await self._answer_for(part)
         await self._streams.send(stream, statement)

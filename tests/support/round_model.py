@@ -325,5 +325,5 @@ def after_restart(attempt: int, lock: Held) -> tuple[int, Held]:
         run=RUN, step=STEP, attempt=attempt, state_digest=DIGEST, lock=held, origin=b"origin" if held else b""
     )
     state = bound_by(RoundState(setup=setup(), attempt=0), Promise(report=report))
-    kept: LockClaim | None = state.lock.lock.claim if state.lock else None
+    kept: LockClaim | None = state.lock.claim if state.lock else None
     return state.attempt, lock if kept == (held.claim if held else None) else Held()

@@ -54,7 +54,7 @@ class MembersWatch:
     """Keeps what the records of other members say, and asks some of the members where they are. `chance` draws which
     ones; `on_look` is called at each look."""
 
-    def __init__(self, membership: Membership, chance: random.Random, on_look: Callable[[RunContext], None]) -> None:
+    def __init__(self, membership: Membership, chance: random.Random, on_look: Callable[[], None]) -> None:
         self._membership = membership
         self._chance = chance
         self._on_look = on_look
@@ -80,7 +80,7 @@ class MembersWatch:
                 proof = await furthest(context, claims)
                 if proof is not None and proof.rank > context.replica.rank:
                     driver.feed(Proven(certificate=proof.certificate))
-            self._on_look(context)
+            self._on_look()
             passed_s = driver.waiting.seconds if driver.waiting else now() - began_s
             # a member that waits has nothing else to do, and may wait because it missed something
             pause_s = WATCH_S if driver.waiting and not driver.is_led else watch_s(trains_s)

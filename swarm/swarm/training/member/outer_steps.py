@@ -297,8 +297,8 @@ class OuterSteps:
             reason = f"{short_id(verdict.peer_id)}: {verdict.reason}"
             self.service.driver.feed(Convicted(peer=verdict.peer_id, reason=reason))
 
-    def _tell_others(self, context: RunContext) -> None:
+    def _tell_others(self) -> None:
         """Report what others have shown: another history of the run, or its author's endorsement."""
-        self._reports.apart(context)
-        if self._reports.endorsed(context):
+        self._reports.apart(self.context)
+        if self._reports.endorsed(self.context):
             self._announce()

@@ -25,7 +25,7 @@ from swarm_protocol.training_messages import Ready
 
 from swarm.training.allreduce.parts import part_digests
 from swarm.training.round.group_members import own_report
-from swarm.training.round.round_state import HeldLock, OwnPrepareVote, RoundState, with_coordinator
+from swarm.training.round.round_state import OwnPrepareVote, RoundState, with_coordinator
 from swarm.whole_files import joined, split, write_whole
 
 logger = logging.getLogger(__name__)
@@ -77,10 +77,8 @@ def bound_by(state: RoundState, promise: Promise | None) -> RoundState:
         return with_coordinator(replace(state, attempt=attempt, abstains=is_lost))
     if report.attempt < setup.first_attempt:
         return state  # a later round has committed the same state again since then
-    lock = HeldLock(lock=report.lock, origin=report.origin) if report.lock is not None else None
-    return with_coordinator(
-        replace(state, attempt=report.attempt + 1, lock=lock, own_prepare_vote=promise.own_prepare_vote)
-    )
+    kept = replace(state, lock=report.lock, lock_origin=report.origin, own_prepare_vote=promise.own_prepare_vote)
+    return with_coordinator(replace(kept, attempt=report.attempt + 1))
 
 
 class PromiseFile:

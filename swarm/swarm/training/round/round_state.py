@@ -115,14 +115,6 @@ class RoundSetup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldLock:
-    """The highest lock that this member holds at this step. Its outcome comes from the signed group `origin`."""
-
-    lock: Lock
-    origin: bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPrepareVote:
     """The last prepare vote that this member has cast at this step. The parts of its outcome, which this member keeps,
     come from the signed group `origin`."""
@@ -189,7 +181,8 @@ class RoundState:
 
     The step began at `began_at`, and the member's newest interval took `interval_s`; 0: unknown. `mine` is its
     contribution. `known` are peers seen in the run, `reports` what peers reported to it, and `heard` the members of the
-    state that have answered or called in this attempt. A member that `abstains` takes part in no group (see `promise`).
+    state that have answered or called in this attempt. `lock` is the highest lock that it holds at this step, whose
+    outcome comes from the signed group `lock_origin`. A member that `abstains` takes part in no group (see `promise`).
     `asked` is the coordinator that it reports to. A member that is `recovering` gets the parts from others instead of
     reducing. `votes` are those of this attempt, by kind and peer; `silent` members will not vote any more.
     """
@@ -202,7 +195,8 @@ class RoundState:
     mine: Contribution | None = None
     known: tuple[str, ...] = ()
     reports: Mapping[str, Ready] = field(default_factory=dict)
-    lock: HeldLock | None = None
+    lock: Lock | None = None
+    lock_origin: bytes = b""
     own_prepare_vote: OwnPrepareVote | None = None
     abstains: bool = False
     faults: Faults = field(default_factory=Faults)

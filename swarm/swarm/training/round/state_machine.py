@@ -84,7 +84,6 @@ from swarm.training.round.round_events import (
 from swarm.training.round.round_state import (
     MAX_HEARD,
     Faults,
-    HeldLock,
     OwnPrepareVote,
     RoundSetup,
     RoundState,
@@ -315,9 +314,8 @@ def _lock(state: RoundState, outcome: Outcome, now: float) -> Transition:
     own_vote = state.own_prepare_vote
     assert own_vote is not None
     votes = {peer: vote for peer, vote in valid_votes(state, "prepare").items() if vote.outcome == outcome}
-    lock = HeldLock(lock=make_lock(votes, _electors(state)), origin=own_vote.origin)
-    timers = Timers(deadline=now + state.signed.group.vote_s)
-    state = replace(state, phase="committing", lock=lock, timers=timers)
+    lock, timers = make_lock(votes, _electors(state)), Timers(deadline=now + state.signed.group.vote_s)
+    state = replace(state, phase="committing", lock=lock, lock_origin=own_vote.origin, timers=timers)
     cast = CastVote(vote=replace(own_vote.vote, kind="commit"), peers=other_members(state))
     state, actions = _count_votes(state, now)
     # counting may have ended the attempt, because too many have left already: then there is nothing to cast

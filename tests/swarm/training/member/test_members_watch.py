@@ -52,7 +52,7 @@ def watch_for(
             signatures=SimpleNamespace(admits=lambda _peer: True),
             replica=SimpleNamespace(outer_step=3, is_new=False),
         )
-        watch = MembersWatch(membership, random.Random(0), lambda _context: None)
+        watch = MembersWatch(membership, random.Random(0), lambda: None)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(seconds):
                 await watch.run(driving)

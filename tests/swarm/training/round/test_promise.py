@@ -123,8 +123,7 @@ def begun(promise: Promise | None, start: RoundSetup | None = None) -> RoundStat
 def test_restarted_member_continues_after_the_promised_attempt_with_its_vote() -> None:
     state = begun(PROMISE)
     assert state.attempt == 4
-    assert state.lock is not None
-    assert (state.lock.lock, state.lock.origin, state.own_prepare_vote) == (LOCK, b"origin", OWN_PREPARE_VOTE)
+    assert (state.lock, state.lock_origin, state.own_prepare_vote) == (LOCK, b"origin", OWN_PREPARE_VOTE)
     # so it reports its vote, or lets its own group resume it
     _, actions = machine.step(state, OFFER, 0.0)
     assert all(isinstance(each, Ask | Sign) for each in actions)

@@ -88,7 +88,7 @@ class PartStreams:
         self._connections = connections
         self._began_at = asyncio.get_running_loop().time()
         self.heard_at = dict.fromkeys(signed.group.peer_ids, -math.inf)
-        """When the latest frame of each member arrived, in the loop's time; -inf if none has."""
+        """The loop's time at which the latest frame of each member arrived; -inf if none has."""
         self._is_silent = {peer: asyncio.Event() for peer in signed.group.peer_ids}
         self._delta_N = delta_N
         self._executor = executor

@@ -151,7 +151,7 @@ class World:
             self._send(event.peer, Proven(certificate=CERTIFICATE))
             return
         if peer == self.liar and member.state.lock is not None:
-            member.state = replace(member.state, lock=None)
+            member.state = replace(member.state, lock=None, lock_origin=b"")
         member.state, actions = machine.step(member.state, event, member.clock_s)
         for action in actions:
             if isinstance(action, Ask | Sign | CastVote):

@@ -107,20 +107,19 @@ class AssetsCache:
         """
         revision = next(iter(servers.values())).revision
         key = model, revision, b"" if published is None else published.digest
-        if key not in self._assets:
-            # one lock for each model, so that stalling servers of one model do not delay another model
-            loading = self._loading.setdefault(key, asyncio.Lock())
-            async with loading:
-                if key not in self._assets:
-                    with self._room():
-                        if own_files is not None:
-                            assets = await self._open(model, revision, own_files)
-                        else:
-                            willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
-                            assets = await self._from_servers(model, revision, willing, published)
-                    # the process of dropped assets ends once no answer uses them any more
-                    self._assets[key] = assets
-        return self._assets[key]
+        # one lock for each model, so that stalling servers of one model do not delay another model
+        loading = self._loading.setdefault(key, asyncio.Lock())
+        async with loading:
+            if key not in self._assets:
+                with self._room():
+                    if own_files is not None:
+                        assets = await self._open(model, revision, own_files)
+                    else:
+                        willing = [peer_id for peer_id, record in servers.items() if record.state == "serving"]
+                        assets = await self._from_servers(model, revision, willing, published)
+                # the process of dropped assets ends once no answer uses them any more
+                self._assets[key] = assets
+            return self._assets[key]
 
     def _is_full(self) -> bool:
         return len(self._opened) + self._num_loading >= MAX_PROCESSES

@@ -172,10 +172,7 @@ class ModelCatalog:
         return found
 
     async def status(self, model: str) -> ModelStatus | None:
-        """Return the status of one model, or None if nobody serves it, or nobody serves the pinned revision.
-
-        Raises PeerTimeout.
-        """
+        """Return the status of one model, or None if nobody serves it, or the pinned revision. Raises PeerTimeout."""
         name, pin = _name_and_pin(model)
         try:
             servers = await self._servers(name)
@@ -186,9 +183,12 @@ class ModelCatalog:
         return self._status(chosen) if chosen else None
 
     async def newest_servers(self, model: str) -> Servers:
-        """Look up the servers of the revision to use. Raises PeerTimeout, and ValueError for an invalid name."""
+        """Look up the servers of the revision to use; nobody serves an invalid name. Raises PeerTimeout."""
         name, pin = _name_and_pin(model)
-        servers = await self._membership.servers(name)
+        try:
+            servers = await self._membership.servers(name)
+        except ValueError:
+            return {}
         await self._learn(name, servers)
         chosen = self._choose(name, pin, servers)
         return chosen.revision.servers if chosen else {}

@@ -87,6 +87,18 @@ def test_servers_are_looked_up_once_for_all_who_ask_for_a_model_at_the_same_time
     virtual_time.run(main())
 
 
+def test_name_that_no_model_can_have_is_served_by_nobody() -> None:
+    async def main() -> None:
+        network = MemoryInternet().network()
+        async with Membership(network) as membership:
+            catalog = catalog_over(membership)
+            assert await catalog.status("no\nname") is None
+            assert await catalog.newest_servers("no\nname") == {}
+        await network.close()
+
+    virtual_time.run(main())
+
+
 def test_request_that_waits_for_a_lookup_when_the_client_is_closed_fails_and_is_not_cancelled() -> None:
     async def main() -> None:
         lookups = Lookups()

@@ -4,6 +4,7 @@ who dials.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from types import SimpleNamespace
 
@@ -51,13 +52,22 @@ class FakeHost:
     async def serve(self, protocol: str, answer: Answer) -> None:
         self._answers[protocol] = answer
 
-    async def call(self, peer_id: str, protocol: str, request: bytes, *, addrs: Sequence[str] | None = None) -> bytes:
+    async def call(
+        self,
+        peer_id: str,
+        protocol: str,
+        request: bytes,
+        *,
+        addrs: Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> bytes:
         if peer_id not in self.peers:
             raise PeerUnreachable("nobody knows its address", peer_id=peer_id)
         answer = self._hosts[peer_id]._answers.get(protocol)
         if answer is None:
             raise NotServed(peer_id)
-        return await answer(self.peer_id, request)
+        async with asyncio.timeout(timeout_s):
+            return await answer(self.peer_id, request)
 
     async def _connect(self, peer_id: str, addrs: Sequence[str]) -> None:
         """Connect to hosts that are seen at one of `addrs` and listen there."""

@@ -191,8 +191,7 @@ class AddressSurvey:
 
     async def _ask(self, peer_id: str, method: str, request: bytes) -> PathAnswer | None:
         try:
-            async with asyncio.timeout(ASK_S):
-                answer = await self._host.call(peer_id, self._prefix + method, request, addrs=())
+            answer = await self._host.call(peer_id, self._prefix + method, request, addrs=(), timeout_s=ASK_S)
             found = PathAnswer.from_bytes(answer)
         except (PeerError, NotServed, TimeoutError) as error:
             logger.info("%s does not answer %s: %s", peer_id, method, error)

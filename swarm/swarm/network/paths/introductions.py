@@ -118,12 +118,11 @@ class Introductions:
         if attempt is None:
             if self._is_busy():
                 return False
-            request = Introduction(peer_id=peer_id, addrs=self._shared_addrs())
+            request = Introduction(peer_id=peer_id, addrs=self._shared_addrs()).to_bytes()
             try:
-                async with asyncio.timeout(ANSWER_S):
-                    answer = await self._host.call(
-                        relay, self._prefix + INTRODUCE, request.to_bytes(), addrs=relay_addrs
-                    )
+                answer = await self._host.call(
+                    relay, self._prefix + INTRODUCE, request, addrs=relay_addrs, timeout_s=ANSWER_S
+                )
                 addrs = self._usable(PathAnswer.from_bytes(answer).addrs)
             except (PeerError, NotServed, TimeoutError) as error:
                 logger.debug("%s does not introduce this node to %s: %s", relay, peer_id, error)
@@ -151,8 +150,8 @@ class Introductions:
             return REFUSED
         message = Introduction(peer_id=asker, addrs=passed_on).to_bytes()
         try:
-            async with asyncio.timeout(ANSWER_S / 2):
-                answer = await self._host.call(target, self._prefix + INTRODUCED, message, addrs=())
+            method, within_s = self._prefix + INTRODUCED, ANSWER_S / 2
+            answer = await self._host.call(target, method, message, addrs=(), timeout_s=within_s)
             agreement = PathAnswer.from_bytes(answer)
         except (PeerError, NotServed, TimeoutError) as error:
             logger.debug("%s is not introduced to %s: %s", asker, target, error)

@@ -57,18 +57,17 @@ class HashTree:
         if not leaves or not 0 <= start <= num_leaves - len(leaves):
             raise ValueError(f"{len(leaves)} leaves from {start} on in a tree of {num_leaves}")
         tree, low, high, siblings = cls(num_leaves), start, start + len(leaves), iter(proof)
-        nodes = b"".join(leaves)
-        if len(nodes) != len(leaves) * DIGEST_BYTES:
+        if set(map(len, leaves)) != {DIGEST_BYTES}:
             raise ValueError("a leaf is not a digest")
+        nodes = list(leaves)
         for width in _widths(num_leaves):
             if low % 2:
-                low, nodes = low - 1, _next(siblings) + nodes
+                low, nodes = low - 1, [_next(siblings), *nodes]
             if high % 2 and width > 1:
-                nodes += _next(siblings) if high < width else _ABSENT
+                nodes.append(_next(siblings) if high < width else _ABSENT)
                 high += 1
-            tree._levels.append((low, nodes))
-            pairs = range(0, len(nodes), 2 * DIGEST_BYTES)
-            nodes = b"".join([hashlib.sha256(b"\x01" + nodes[at : at + 2 * DIGEST_BYTES]).digest() for at in pairs])
+            tree._levels.append((low, b"".join(nodes)))
+            nodes = list(map(_parent, nodes[::2], nodes[1::2]))
             low, high = low // 2, high // 2
         if next(siblings, None) is not None:
             raise ValueError("a proof has too many digests")
@@ -110,6 +109,10 @@ def _widths(num_leaves: int) -> Iterator[int]:
         yield num_leaves
         num_leaves = (num_leaves + 1) // 2
     yield 1
+
+
+def _parent(left: bytes, right: bytes) -> bytes:
+    return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 def _next(siblings: Iterator[bytes]) -> bytes:

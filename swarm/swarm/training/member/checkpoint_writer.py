@@ -104,7 +104,8 @@ class CheckpointWriter:
 
     def soon(self, snapshot: PendingCheckpoint) -> None:
         """Save `snapshot`, unless a newer one comes before its turn. Raises an unexpected error of an earlier save."""
-        kept = [each for each in self._waiting if self._outlives(each, snapshot)]
+        others = [each for each in self._waiting if each.outer_step != snapshot.outer_step]
+        kept = [each for each in others if is_kept(each.outer_step, self._keep_every)]
         for each in self._waiting:
             if each not in kept:
                 _discard(each)
@@ -121,9 +122,6 @@ class CheckpointWriter:
         """Wait until the newest snapshot is saved."""
         if self._task is not None:
             await self._task
-
-    def _outlives(self, waiting: PendingCheckpoint, newer: PendingCheckpoint) -> bool:
-        return is_kept(waiting.outer_step, self._keep_every) and waiting.outer_step != newer.outer_step
 
     def _give_up(self, snapshot: PendingCheckpoint) -> None:
         _discard(snapshot)

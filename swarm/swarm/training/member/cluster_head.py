@@ -161,18 +161,10 @@ class ClusterHead:
             # work that it brought before it lost its connection counts
             return setup.me in setup.clusters.dealt[peer] and (known is None or known.work is None)
         is_known = peer in setup.leased or peer in setup.clusters.heads
-        others = self._newcomers() - {peer}
+        others = {other for other, seat in self._seats.items() if seat.is_here and other not in {*self._places, peer}}
         shown = grants_in((credential,) if credential else ())
         may_enter = setup.admits(peer) and not setup.standings.refuses(peer, shown.get(peer))
         return may_enter and not is_known and len(others) < setup.clusters.num_newcomers(setup.me)
-
-    def _credentials(self, newcomers: Sequence[_Seat]) -> tuple[RunCredential, ...]:
-        """Return the credentials of `newcomers`, as many as a group has room for."""
-        shown = [each for seat in newcomers if (each := seat.credential) is not None]
-        return tuple(shown[: num_presentable(self._setup.max_group)])
-
-    def _newcomers(self) -> set[str]:
-        return {peer for peer, seat in self._seats.items() if seat.is_here and peer not in self._places}
 
     def _awaited(self, now: float) -> list[str]:
         """Return the followers whose work may still arrive."""
@@ -237,7 +229,9 @@ class ClusterHead:
             )
             for peer, work in works.items()
         ]
-        credentials = self._credentials([seats[peer] for peer in sorted(seats) if peer not in self._places])
+        shown = (seats[peer].credential for peer in sorted(seats) if peer not in self._places)
+        # a group has room for so many of each head
+        credentials = tuple(filter(None, shown))[: num_presentable(self._setup.max_group)]
         grants = grants_in(credentials)
         newcomers = tuple(sorted(p for p in seats if p not in self._places and not standings.refuses(p, grants.get(p))))
         num_tokens = own.num_tokens + sum(each.num_tokens for each in followers)

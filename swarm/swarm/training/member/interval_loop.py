@@ -177,12 +177,14 @@ class IntervalLoop:
         # after an interval without a lease, or a failed one, there is nothing to continue from
         self._awaited = self._step if has_lease else None
         self._committed = asyncio.Event()
-        contribution = None
+        done, contribution = interval.done, None
         if delta_F is not None:
-            self._record_done(interval.done)
-            shared = shared_fields(interval.done, Contribution)
-            contribution = Contribution(peer_id=self._context.network.peer_id, loss=interval.done.mean_loss, **shared)
-        self._put_offer(contribution, delta_F, interval.done.seconds if contribution else 0.0)
+            self.latest, loss = done, done.mean_loss
+            told = shared_fields(done, IntervalDone)
+            self._on_event(IntervalDone(step=self._step, loss=loss, tokens_per_s=done.tokens_per_s, **told))
+            shared = shared_fields(done, Contribution)
+            contribution = Contribution(peer_id=self._context.network.peer_id, loss=loss, **shared)
+        self._put_offer(contribution, delta_F, done.seconds if contribution else 0.0)
         return has_lease
 
     def _start_validation(self) -> bool:
@@ -229,8 +231,3 @@ class IntervalLoop:
             interval_s=interval_s,
         )
         self._offer_future(self._step).set_result(offer)
-
-    def _record_done(self, done: IntervalResult) -> None:
-        self.latest = done
-        shared = shared_fields(done, IntervalDone)
-        self._on_event(IntervalDone(step=self._step, loss=done.mean_loss, tokens_per_s=done.tokens_per_s, **shared))

@@ -245,7 +245,8 @@ def _unwritten(folder: Path, error: OSError) -> ConfigError:
 
 
 def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
-    state, tensors = checkpoint.state, _tensors_of(checkpoint.state)
+    state = checkpoint.state
+    tensors = {"theta": state.theta_N, "momentum": state.momentum_N}  # in the order of the state's chunks
     if state.hashed_again().manifest != state.manifest:
         raise ConfigError(
             f"the state of outer step {state.outer_step} was damaged in this computer's memory, and is not saved",
@@ -264,11 +265,6 @@ def _write_files(partial: Path, checkpoint: Checkpoint) -> None:
         digest = _digest(inner, checkpoint.certificate + history)
     write_file(partial / _DIGEST, iter([digest]))
     write_file(partial / MANIFEST, iter([state.manifest.to_bytes()]))
-
-
-def _tensors_of(state: ReplicaState) -> dict[str, Tensor]:
-    """Return the state's tensors, in the order of its chunks."""
-    return {"theta": state.theta_N, "momentum": state.momentum_N}
 
 
 def _directories(folder: Path) -> list[Path]:

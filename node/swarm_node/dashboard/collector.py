@@ -263,12 +263,11 @@ class Collector:
         # visitors read this: what is told in the terminal names the machine's files, or its database server
         history_problem = "the history cannot be used; the dashboard's log says why" if self._history.problem else ""
         problems = [each for each in (problem, history_problem) if each]
-        seen = self._views.runs
-        earlier = [view for run, view in (self._earlier_runs or {}).items() if run not in seen]
+        earlier = [view for run, view in (self._earlier_runs or {}).items() if run not in self._views.runs]
         self._overview = self._views.overview.model_copy(
             update={
                 "stale": "; ".join(problems) or None,
-                "runs": (*seen.values(), *earlier),
+                "runs": (*self._views.runs.values(), *earlier),
                 **turnover_counts(self._turnover, self._views.overview.at),
                 "happenings": self._recent_changes,
             }

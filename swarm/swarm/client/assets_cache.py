@@ -50,6 +50,9 @@ MAX_BAD_FILES = 3
 """Maximum servers with unusable files that are tried for one request. Each may take as long as a tokenizer may take to
 load."""
 
+MAX_PINGED = 16
+"""Maximum servers that are pinged at once when the first one gives no answer. A model may have thousands."""
+
 BAD_FILES_S = 600.0
 """Seconds for which a server whose files were unusable is asked for them only after all others."""
 
@@ -150,9 +153,9 @@ class AssetsCache:
         num_bad = 0
         left, silent = self._by_trust(model, revision, peer_ids), set[str]()
         while left:
-            if left[0] not in silent and await self._health.silent(left[:1], timeout_s=DIAL_S):
+            while left[0] not in silent and await self._health.silent(left[:1], timeout_s=DIAL_S):
                 # those that do not answer may be gone, or only slow to reach: they are asked after all others
-                silent |= {left[0], *await self._health.silent(left[1:], timeout_s=DIAL_S)}
+                silent |= {left[0], *await self._health.silent(left[1 : 1 + MAX_PINGED], timeout_s=DIAL_S)}
                 left.sort(key=silent.__contains__)
             peer_id = left.pop(0)
             try:

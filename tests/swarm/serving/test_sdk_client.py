@@ -28,6 +28,7 @@ import torch
 from support.faults import Fault
 from support.leaks import no_leaks
 from support.tokenizer_here import TokenizerHere
+from swarm.client import assets_cache
 from swarm.client.assets_cache import MAX_BAD_FILES, MAX_PROCESSES, AssetsCache
 from swarm.client.request import ContextExceeded, Prompt, check_prompt_ids, checked, encode
 from swarm.network.memory.memory_link import LinkModel
@@ -543,11 +544,13 @@ def test_files_are_fetched_from_another_server_when_one_fails(boxes: Any, llama_
     virtual_time.run(scenario())
 
 
-@pytest.mark.parametrize(("num_gone", "num_pings"), [(1, 1), (5, 2)])
+@pytest.mark.parametrize(("num_gone", "max_pinged", "num_pings"), [(1, 16, 1), (5, 16, 2), (5, 2, 4)])
 def test_files_are_soon_fetched_from_another_server_when_the_first_ones_are_gone(
-    boxes: Any, llama_dir: Path, num_gone: int, num_pings: int
+    boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch, num_gone: int, max_pinged: int, num_pings: int
 ) -> None:
-    """A server that was cut off stays listed for a minute, and a call to it ends only after its time-out."""
+    """A server that was cut off stays listed for a minute, and a call to it ends only after its time-out. At most
+    `max_pinged` servers are pinged at once."""
+    monkeypatch.setattr(assets_cache, "MAX_PINGED", max_pinged)
 
     async def scenario() -> float:
         async with boxes(llama_dir, [(0, 6)] * 6, detection_s=600.0) as box:

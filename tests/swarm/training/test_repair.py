@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 from support.training_swarm import NUM_VALUES, Member, Swarm, assert_equal_steps, config, interval_cost
 from swarm.testing import virtual_time
+from swarm.training.allreduce.audit import Auditing
 from swarm.training.state import replica_state
 from swarm.training.trainer_events import OuterStep, RoundAborted, StateFetched
+from swarm_compression.codec import Data
 
 CHUNK_BYTES = 1 << 12
 """Smaller than real chunks, so that a small state has six of them. Theta ends in the third one."""
@@ -105,5 +108,32 @@ def test_damaged_one_of_two_members_repairs_itself_before_the_next_outcome(
             assert [event.step for event in members[0].of(OuterStep)] == list(range(1, 7))
             assert [member.trainer.num_mismatches for member in members] == [int(each == victim) for each in (0, 1)]
         assert caplog.text.count("is damaged: repairing") == 1
+
+    virtual_time.run(main(), compute_s=COST)
+
+
+def test_member_that_finds_its_replica_damaged_when_it_applies_parts_fetches_only_what_differs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has the parts of a step that others commit, but has not made the state from them yet."""
+    audit, members, steps = Auditing.audit, list[Member](), list[int]()
+
+    async def interrupted(self: Auditing, parts: Sequence[Data], within_s: float) -> None:
+        if not steps and self._group.step == 3 and self._streams.me == members[3].peer_id:
+            steps.append(self._group.step)
+            flip(members[3], "theta", 5)
+            await asyncio.sleep(1000.0)
+        await audit(self, parts, within_s)
+
+    monkeypatch.setattr(Auditing, "audit", interrupted)
+
+    async def main() -> None:
+        async with Swarm(config(min_group=3, outer_steps=6, aggregator="centered_clip")) as swarm:
+            for number in range(4):
+                members.append(await swarm.join(f"m{number}"))
+            assert_equal_steps(await swarm.finish(), 6)
+            [repaired] = members[3].of(StateFetched)
+            assert ([repaired.step], repaired.num_bytes) == (steps, CHUNK_BYTES)
+            assert [member.trainer.num_mismatches for member in members] == [0, 0, 0, 1]
 
     virtual_time.run(main(), compute_s=COST)

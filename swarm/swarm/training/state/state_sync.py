@@ -114,13 +114,14 @@ async def _obtain(context: RunContext, proof: Proof, records: Mapping[str, Train
     if (state := await context.replica.find_or_make(context.executor, proof)) is not None:
         return SyncResult(proof=proof, state=state)
     donors, replica = donors_of(context, proof, records), context.replica
+    if replica.differing(proof.outcome) is None and (reached := await catch_up(context, proof, donors)) is not None:
+        return reached
     own = [replica.current]
+    # applying the parts may have shown the damage, or led to a later state of this member
     if (damaged := replica.differing(proof.outcome)) is not None:
         logger.warning("this member's copy of outer step %d is damaged: repairing what differs", proof.outer_step)
         own.insert(0, await replica.make_state(context.executor, damaged))
         replica.num_mismatches += 1
-    elif (reached := await catch_up(context, proof, donors)) is not None:
-        return reached
     fetched = await context.fetcher.state(proof.outcome.state_digest, donors, own)
     check_genesis(fetched.state.manifest, replica.config)
     return SyncResult(proof=proof, state=fetched.state, fetched=fetched)

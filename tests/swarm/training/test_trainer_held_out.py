@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 from support.training_swarm import AlteredMember, Member, Swarm, assert_equal_steps, config
@@ -13,21 +14,25 @@ from swarm.testing import virtual_time
 from swarm.training.allreduce.audit import Auditing
 from swarm.training.member.held_out_effects import DrawnSlices
 from swarm.training.member.outer_steps import OuterSteps
+from swarm.training.member.reductions import Reductions
 from swarm.training.member.round_driver import RoundDriver
 from swarm.training.member.run_member import RunMember
 from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import InnerConfig
 from swarm.training.standing.held_out_scores import LEAST_MEASURED, MICRO
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
 from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import HeldOutScored
 from swarm_protocol import limits
+from swarm_protocol.errors import RoundError
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Group
 
 pytestmark = pytest.mark.usefixtures("only_errors_logged")
 
 HONEST = ("m0", "m1", "m2", "m3")
+INNER = InnerConfig(batch_windows=2, fresh_moments=True)
 NUM_STEPS = 6
 NUM_DISCOUNTED_STEPS = 8
 """A low score counts only after some measurements, so that its effects need a few more steps."""
@@ -77,6 +82,35 @@ def test_scores_separate_honest_work_from_noise_and_from_reversed_work() -> None
             for member in members:
                 event = member.of(HeldOutScored)[-1]
                 assert (event.step, event.scores) == (NUM_STEPS, pytest.approx(found))
+
+    virtual_time.run(main())
+
+
+def test_contributions_are_measured_where_the_slices_for_a_validation_do_not_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keep_drawn, asked, measures = Reductions.keep_drawn, set[str](), list[bool]()
+
+    async def missing(self: Auditing, member: str, leaves: Sequence[int]) -> NoReturn:
+        asked.add(self._streams.me)
+        raise RoundError(f"a slice of {member} is missing")
+
+    async def noted(self: Reductions, proof: Proof) -> None:
+        me = self._context.network.peer_id
+        asked.discard(me)
+        await keep_drawn(self, proof)
+        if me in asked and proof.outer_step < NUM_STEPS:
+            measures.append(self.measurable is not None)
+
+    monkeypatch.setattr(Auditing, "slices_of", missing)
+    monkeypatch.setattr(Reductions, "keep_drawn", noted)
+
+    async def main() -> None:
+        async with Swarm(run_of(min_group=4, validation_rate=0.5, inner=INNER)) as swarm:
+            await joined(swarm)
+            assert_equal_steps(await swarm.finish(), NUM_STEPS)
+            assert measures
+            assert all(measures)
 
     virtual_time.run(main())
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -196,14 +196,12 @@ class Reductions:
         # no report follows the last step, so nothing need be measured
         is_last = proof.outer_step == config.outer_steps
         measured = () if is_last else config.held_out_rule.draw(origin, outcome.part_digests)
-        try:
-            async with asyncio.timeout(SLICES_S):
-                if config.validation_rate:
-                    self.drawn = await self._to_validate(auditing, proof)
-                if measured:
-                    self.measurable = await self._to_measure(auditing, origin, measured)
-        except (SwarmError, TimeoutError) as error:
-            logger.info("contributions to outer step %d are not validated or measured: %s", origin.step, error)
+        if config.validation_rate:
+            async with _if_in_time("validated", origin.step):
+                self.drawn = await self._to_validate(auditing, proof)
+        if measured:
+            async with _if_in_time("measured", origin.step):
+                self.measurable = await self._to_measure(auditing, origin, measured)
 
     async def _to_validate(self, auditing: Auditing, proof: Proof) -> DrawnInterval | None:
         """Return what this member needs to validate the interval that the step's outcome draws for it, or None if it
@@ -269,6 +267,16 @@ class Reductions:
         else:
             await self._context.failpoints.reached("round.proposed")
             self._step.feed(Reduced(attempt=attempt, outcome=outcome))
+
+
+@asynccontextmanager
+async def _if_in_time(done: str, outer_step: int) -> AsyncIterator[None]:
+    """Let the body get slices for SLICES_S. If it cannot, no contribution is `done`."""
+    try:
+        async with asyncio.timeout(SLICES_S):
+            yield
+    except (SwarmError, TimeoutError) as error:
+        logger.info("no contribution to outer step %d is %s: %s", outer_step, done, error)
 
 
 async def _unblamed(audit: Coroutine[Any, Any, None]) -> None:

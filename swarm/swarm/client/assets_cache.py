@@ -10,7 +10,7 @@ import asyncio
 import gc
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from weakref import WeakSet, WeakValueDictionary
 
@@ -52,6 +52,16 @@ load."""
 
 MAX_PINGED = 16
 """Maximum servers that are pinged at once when the first one gives no answer. A model may have thousands."""
+
+PATIENCE_S = 5.0
+"""Seconds without a byte from the servers that were asked, after which one more is asked. A server may answer pings,
+and send no files."""
+
+MAX_ASKED = 4
+"""Maximum servers that are asked for the files of one model at a time."""
+
+FETCH_S = 120.0
+"""Seconds after which no server is asked for the files of a model any more, and those that were asked are given up."""
 
 BAD_FILES_S = 600.0
 """Seconds for which a server whose files were unusable is asked for them only after all others."""
@@ -149,31 +159,49 @@ class AssetsCache:
     async def _from_servers(
         self, model: str, revision: str, peer_ids: Sequence[str], published: PublishedManifest | None
     ) -> ModelAssets:
+        """Return the assets from the first server that sends usable files. While none of those that were asked is heard
+        of for PATIENCE_S, one more is asked."""
         failure: SwarmError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
-        num_bad = 0
+        num_bad, until_s = 0, asyncio.get_running_loop().time() + FETCH_S
         left, silent = self._by_trust(model, revision, peer_ids), set[str]()
-        while left:
-            while left[0] not in silent and await self._health.silent(left[:1], timeout_s=DIAL_S):
-                # those that do not answer may be gone, or only slow to reach: they are asked after all others
-                silent |= {left[0], *await self._health.silent(left[1 : 1 + MAX_PINGED], timeout_s=DIAL_S)}
-                left.sort(key=silent.__contains__)
-            peer_id = left.pop(0)
-            try:
-                files = await fetch_files(self._network, model, revision, peer_id)
-                if published is not None:
-                    self._compare(published, files, peer_id)
-                return await self._open(model, revision, files)
-            except PeerError as error:
-                failure = error
-                if isinstance(error, PeerUnreachable | PeerTimeout):
-                    self._health.failed(peer_id, error)
-            except IntegrityError as error:
-                failure = error
-                num_bad += 1
-                self._bad_since[model, revision, peer_id] = asyncio.get_running_loop().time()
-                if num_bad == MAX_BAD_FILES:
-                    break
+        asked: dict[asyncio.Task[dict[str, bytes]], str] = {}
+        try:
+            while (left or asked) and num_bad < MAX_BAD_FILES and asyncio.get_running_loop().time() < until_s:
+                if left and len(asked) < MAX_ASKED and not self._any_heard(asked.values()):
+                    peer_id = await self._next_server(left, silent)
+                    asked[asyncio.create_task(fetch_files(self._network, model, revision, peer_id))] = peer_id
+                done, _ = await asyncio.wait(asked, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    peer_id = asked.pop(task)
+                    try:
+                        files = task.result()
+                        if published is not None:
+                            self._compare(published, files, peer_id)
+                        return await self._open(model, revision, files)
+                    except PeerError as error:
+                        failure = error
+                        if isinstance(error, PeerUnreachable | PeerTimeout):
+                            self._health.failed(peer_id, error)
+                    except IntegrityError as error:
+                        failure = error
+                        num_bad += 1
+                        self._bad_since[model, revision, peer_id] = asyncio.get_running_loop().time()
+        finally:
+            for task in asked:
+                task.cancel()
+            await asyncio.gather(*asked, return_exceptions=True)
         raise failure
+
+    def _any_heard(self, peer_ids: Iterable[str]) -> bool:
+        return any(self._network.links.was_heard(peer_id, within_s=PATIENCE_S) for peer_id in peer_ids)
+
+    async def _next_server(self, left: list[str], silent: set[str]) -> str:
+        """Remove and return the server of `left` to ask next. Those that do not answer a ping may be gone, or only slow
+        to reach: they are added to `silent`, and asked after all others."""
+        while left[0] not in silent and await self._health.silent(left[:1], timeout_s=DIAL_S):
+            silent |= {left[0], *await self._health.silent(left[1 : 1 + MAX_PINGED], timeout_s=DIAL_S)}
+            left.sort(key=silent.__contains__)
+        return left.pop(0)
 
     def _compare(self, published: PublishedManifest, files: Mapping[str, bytes], peer_id: str) -> None:
         """Check the files against the manifest. Raises PeerViolation if they differ; the server is then not asked

@@ -46,6 +46,7 @@ from swarm_protocol.errors import (
     IntegrityError,
     PeerError,
     PeerRefused,
+    PeerTimeout,
     PeerUnreachable,
     SessionError,
     StartError,
@@ -571,6 +572,71 @@ def test_files_are_fetched_from_a_server_that_is_slow_to_answer_if_there_is_no_o
             [server] = box.servers
             box.internet.link(box.network.peer_id, server, LinkModel(latency_s=DIAL_S))
             assert await box.kit()
+
+    virtual_time.run(scenario())
+
+
+@pytest.mark.parametrize("num_silent", [1, 3])
+def test_files_are_soon_fetched_from_another_server_when_the_first_ones_answer_only_pings(
+    boxes: Any, llama_dir: Path, num_silent: int
+) -> None:
+    async def scenario() -> float:
+        async with boxes(llama_dir, [(0, 6)] * 4) as box:
+            silent = sorted(box.servers)[:num_silent]
+            num_cancelled = 0
+
+            async def fetch(network: Any, model: str, revision: str, peer_id: str) -> dict[str, bytes]:
+                nonlocal num_cancelled
+                if peer_id in silent:
+                    try:
+                        await asyncio.Event().wait()
+                    finally:
+                        num_cancelled += 1
+                return await fetch_files(network, model, revision, peer_id)
+
+            with patch("swarm.client.assets_cache.fetch_files", fetch):
+                since_s = asyncio.get_running_loop().time()
+                await box.kit()
+            assert num_cancelled == num_silent
+            return asyncio.get_running_loop().time() - since_s
+
+    patience_s = num_silent * assets_cache.PATIENCE_S
+    assert patience_s <= virtual_time.run(scenario()) < patience_s + 1.0
+
+
+def test_files_are_not_asked_of_a_second_server_while_the_first_one_sends_them(boxes: Any, llama_dir: Path) -> None:
+    """On a slow line a second download would make both too slow."""
+    asked: list[str] = []
+
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 2) as box:
+
+            async def fetch(network: Any, model: str, revision: str, peer_id: str) -> dict[str, bytes]:
+                asked.append(peer_id)
+                for _ in range(int(4 * assets_cache.PATIENCE_S)):
+                    network.links.heard(peer_id)
+                    await asyncio.sleep(1.0)
+                return await fetch_files(network, model, revision, peer_id)
+
+            with patch("swarm.client.assets_cache.fetch_files", fetch):
+                await box.kit()
+            assert len(asked) == 1
+
+    virtual_time.run(scenario())
+
+
+def test_files_that_no_server_sends_are_given_up_after_two_minutes(boxes: Any, llama_dir: Path) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 12) as box:
+            since_s = asyncio.get_running_loop().time()
+
+            async def fetch(*_: object) -> None:
+                await asyncio.sleep(60.0)
+                raise PeerTimeout("no answer within 60 s")
+
+            with patch("swarm.client.assets_cache.fetch_files", fetch), pytest.raises(PeerTimeout, match="no answer"):
+                await box.kit()
+            assert asyncio.get_running_loop().time() - since_s <= assets_cache.FETCH_S + assets_cache.PATIENCE_S
 
     virtual_time.run(scenario())
 

@@ -189,6 +189,7 @@ class StreamEnd:
         self._room.set()
 
     def _take(self, kind: Kind, piece: memoryview) -> None:
+        self._links.heard(self.peer_id)
         self._links.received(self.peer_id, len(piece), self.other._pipe.came_s)
         if self._at_end is None and self.unread.announce(len(piece)):
             self.unread.add(kind, piece)

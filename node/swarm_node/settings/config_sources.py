@@ -110,7 +110,7 @@ def _toml_value(name: str, path: Path, value: object) -> Value:
     if isinstance(value, list) and many and all(isinstance(item, str) for item in value):
         return value
     if isinstance(value, str | int | float) and not many:
-        return value if isinstance(value, bool) else str(value)
+        return str(value).lower() if isinstance(value, bool) else str(value)
     wanted, form = ("a list of strings", '["…"]') if many else ("a single value", '"…"')
     raise ConfigError(f"{name} in {path} is not {wanted}", remedy=f"write {name} = {form}")
 

@@ -83,7 +83,7 @@ def test_resolve_lists_in_file_and_environment(tmp_path: Path) -> None:
         ("peers = 'x'", "peers in"),
         ("threads = [1]", "is not a single value"),
         ("threads = 1.5", "is not a whole number from 0 to 4096"),
-        ("threads = true", "is not a whole number"),
+        ("threads = true", ": 'true' is not a whole number"),
         ("max_memory = 'lots'", "is not a size such as 6GiB"),
         ("name = ", "is not valid TOML"),
         ("threads = " + "[" * 5000, "is nested too deeply"),

@@ -150,8 +150,8 @@ class Introductions:
             return REFUSED
         message = Introduction(peer_id=asker, addrs=passed_on).to_bytes()
         try:
-            method, within_s = self._prefix + INTRODUCED, ANSWER_S / 2
-            answer = await self._host.call(target, method, message, addrs=(), timeout_s=within_s)
+            method = self._prefix + INTRODUCED
+            answer = await self._host.call(target, method, message, addrs=(), timeout_s=ANSWER_S / 2)
             agreement = PathAnswer.from_bytes(answer)
         except (PeerError, NotServed, TimeoutError) as error:
             logger.debug("%s is not introduced to %s: %s", asker, target, error)

@@ -57,6 +57,9 @@ PATIENCE_S = 5.0
 """Seconds without a byte from the servers that were asked, after which one more is asked. A server may answer pings,
 and send no files."""
 
+TRICKLE_S = 5 * PATIENCE_S
+"""Seconds after which one more server is asked although bytes come: they may be a trickle, or of other requests."""
+
 MAX_ASKED = 4
 """Maximum servers that are asked for the files of one model at a time."""
 
@@ -160,15 +163,17 @@ class AssetsCache:
         self, model: str, revision: str, peer_ids: Sequence[str], published: PublishedManifest | None
     ) -> ModelAssets:
         """Return the assets from the first server that sends usable files. While none of those that were asked is heard
-        of for PATIENCE_S, one more is asked."""
+        of for PATIENCE_S, or each TRICKLE_S, one more is asked."""
         failure: SwarmError = PeerUnreachable(f"nobody gave the files of {model}", remedy="try again in a moment")
-        num_bad, until_s = 0, asyncio.get_running_loop().time() + FETCH_S
+        clock, num_bad, asked_s = asyncio.get_running_loop().time, 0, -math.inf
+        until_s = clock() + FETCH_S
         left, silent = self._by_trust(model, revision, peer_ids), set[str]()
         asked: dict[asyncio.Task[dict[str, bytes]], str] = {}
         try:
-            while (left or asked) and num_bad < MAX_BAD_FILES and asyncio.get_running_loop().time() < until_s:
-                if left and len(asked) < MAX_ASKED and not self._any_heard(asked.values()):
-                    peer_id = await self._next_server(left, silent)
+            while (left or asked) and num_bad < MAX_BAD_FILES and clock() < until_s:
+                is_trickle = clock() >= asked_s + TRICKLE_S
+                if left and len(asked) < MAX_ASKED and (is_trickle or not self._any_heard(asked.values())):
+                    peer_id, asked_s = await self._next_server(left, silent), clock()
                     asked[asyncio.create_task(fetch_files(self._network, model, revision, peer_id))] = peer_id
                 done, _ = await asyncio.wait(asked, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -185,7 +190,7 @@ class AssetsCache:
                     except IntegrityError as error:
                         failure = error
                         num_bad += 1
-                        self._bad_since[model, revision, peer_id] = asyncio.get_running_loop().time()
+                        self._bad_since[model, revision, peer_id] = clock()
         finally:
             for task in asked:
                 task.cancel()

@@ -625,6 +625,29 @@ def test_files_are_not_asked_of_a_second_server_while_the_first_one_sends_them(b
     virtual_time.run(scenario())
 
 
+@pytest.mark.parametrize("num_slow", [1, 3])
+def test_files_are_fetched_from_another_server_when_the_first_ones_send_only_a_trickle(
+    boxes: Any, llama_dir: Path, num_slow: int
+) -> None:
+    async def scenario() -> float:
+        async with boxes(llama_dir, [(0, 6)] * 4) as box:
+            slow = sorted(box.servers)[:num_slow]
+
+            async def fetch(network: Any, model: str, revision: str, peer_id: str) -> dict[str, bytes]:
+                while peer_id in slow:
+                    network.links.heard(peer_id)
+                    await asyncio.sleep(1.0)
+                return await fetch_files(network, model, revision, peer_id)
+
+            with patch("swarm.client.assets_cache.fetch_files", fetch):
+                since_s = asyncio.get_running_loop().time()
+                await asyncio.wait_for(box.kit(), 2 * assets_cache.FETCH_S)
+            return asyncio.get_running_loop().time() - since_s
+
+    trickle_s = num_slow * assets_cache.TRICKLE_S
+    assert virtual_time.run(scenario()) == pytest.approx(trickle_s, abs=1.0)
+
+
 def test_files_that_no_server_sends_are_given_up_after_two_minutes(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)] * 12) as box:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -72,6 +73,7 @@ class CallRouteFinder:
         self._health = known.health
         self._salt = salt
         self._failed: set[str] = set()
+        self._busy_until_s: dict[str, float] = {}
         self._too_small: dict[str, PeerRefused] = {}
         self._num_failures = 0
         self._last: SwarmError | None = None
@@ -92,17 +94,29 @@ class CallRouteFinder:
             self._left_s = give_up_at_s - time()
             is_last = self._left_s <= 0
             context = self._health.routing_context(self._known.servers, 1, self._salt, is_last=is_last)
-            barred = self._failed.union(self._too_small, context.barred)
+            busy_until_s = {peer_id: at_s for peer_id, at_s in self._busy_until_s.items() if at_s > time()}
+            barred = self._failed.union(self._too_small, busy_until_s, context.barred)
             try:
                 return self._known.find_chain(start, end, replace(context, barred=barred))
             except NoChain as error:
                 self._check_size(error)
+                peers = self._known.peers_of(*error.missing)
+                busy_s = min((busy_until_s[each] - time() for each in peers & busy_until_s.keys()), default=math.inf)
+                is_busy = busy_s <= self._left_s
                 resting = self._health.resting(self._began_s)
                 may_wait = self._is_patient or self._known.each_has_one_of(error.missing, resting)
-                if not isinstance(self._last, PeerRefused) and (is_last or (looked_up and not may_wait)):
-                    raise
-                async with self._health.until_rested(self._known.peers_of(*error.missing) if may_wait else ()):
-                    await self._wait(self._left_s)
+                match self._last:
+                    case _ if is_busy:
+                        pass
+                    case PeerRefused(retry_after_s=retry_after_s) if 0 < retry_after_s <= self._left_s:
+                        pass
+                    case PeerRefused() | SessionError():
+                        raise self._last from None
+                    case _ if is_last or (looked_up and not may_wait):
+                        raise
+                async with self._health.until_rested(peers if may_wait else ()):
+                    await asyncio.sleep(busy_s if is_busy else RETRY_S)
+                    await self._known.look_up()
                     looked_up = True
 
     def _check_size(self, error: NoChain) -> None:
@@ -113,20 +127,8 @@ class CallRouteFinder:
                 refusal = self._too_small[min(peers)]
                 raise ContextExceeded(refusal.message, remedy=refusal.remedy, field="prompt") from refusal
 
-    async def _wait(self, left_s: float) -> None:
-        """Wait until another search may find more servers. Raises the last error if waiting does not help."""
-        match self._last:
-            case PeerRefused(retry_after_s=retry_after_s) if 0 < retry_after_s <= left_s:
-                await asyncio.sleep(retry_after_s)
-                self._failed.clear()
-            case PeerRefused() | SessionError():
-                raise self._last
-            case _:
-                await asyncio.sleep(RETRY_S)
-        await self._known.look_up()
-
     def failed(self, peer_id: str, error: SwarmError) -> None:
-        """Do not ask the peer again in this call.
+        """Do not ask the peer again in this call, or if it is busy not before it says.
 
         Raises `error` once enough peers failed that the call itself must be the cause.
         """
@@ -139,7 +141,9 @@ class CallRouteFinder:
             # a refusal says nothing about other calls, and a server that could not be reached may come back
             if is_gone := isinstance(error, PeerUnreachable | PeerTimeout | PeerViolation):
                 self._health.failed(peer_id, error)
-            if not (is_gone and self._is_patient):
+            if isinstance(error, PeerRefused) and error.retry_after_s:
+                self._busy_until_s[peer_id] = asyncio.get_running_loop().time() + error.retry_after_s
+            elif not (is_gone and self._is_patient):
                 self._failed.add(peer_id)
             self._num_failures += 1
         if self._num_failures > MAX_FAILURES:

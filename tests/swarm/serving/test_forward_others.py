@@ -143,6 +143,36 @@ def test_call_that_is_too_large_for_one_server_waits_for_another_and_asks_the_fi
     virtual_time.run(scenario())
 
 
+@pytest.mark.parametrize(
+    "failure", [SessionError("could not compute"), PeerUnreachable("gone"), PeerRefused("leaving")]
+)
+def test_call_asks_a_busy_server_again_after_another_one_has_failed(
+    boxes: Any, llama_dir: Path, failure: SwarmError
+) -> None:
+    async def scenario() -> None:
+        async with boxes(llama_dir, [(0, 6)] * 2) as swarm:
+            x = await swarm.client.embed(TOKENS, model="tiny")
+            expected = await swarm.client.forward(x, model="tiny")
+            asked: list[str] = []
+
+            async def call(network: Any, peer_id: str, *arguments: Any, **options: Any) -> Any:
+                asked.append(peer_id)
+                if len(asked) == 1:
+                    raise PeerRefused("others call, too", retry_after_s=2.0)
+                if peer_id != asked[0]:
+                    raise failure
+                return await called(network, peer_id, *arguments, **options)
+
+            called = remote_blocks.call_server
+            since_s = asyncio.get_running_loop().time()
+            with patch.object(remote_blocks, "call_server", call):
+                assert torch.equal(await swarm.client.forward(x, model="tiny"), expected)
+            assert asked[-1] == asked[0]
+            assert 2.0 <= asyncio.get_running_loop().time() - since_s < 4.0
+
+    virtual_time.run(scenario())
+
+
 def test_call_that_is_too_large_for_more_servers_than_may_fail_is_refused_for_its_size(
     boxes: Any, llama_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from bench.bench_model import MODEL, use_drafts, write_model
 from bench.local_transformers import prompt_ids
@@ -175,7 +176,7 @@ def trained_tokenizer(texts: Sequence[str]) -> Tokenizer:
 def gain(prompt: Sequence[int], answer: Sequence[int], draft_cost: float) -> float:
     """Return how many times as fast an answer comes with drafts, each of which makes a pass longer by that share."""
     drafter = Drafter()
-    drafter.begin(prompt)
+    drafter.begin(np.array(prompt))
     drafter.drew(answer[:1], 0.0)
     position, now = 1, 0.0
     while position < len(answer):

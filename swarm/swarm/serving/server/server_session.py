@@ -174,7 +174,7 @@ class ServerSession:
             raise PeerViolation("a text for drafts, and this is not the last block", peer_id=self.client)
         token_ids = np.frombuffer(text.token_ids, dtype="<i4")
         check_ids(token_ids, self._deployed.engine.span.vocab_size)
-        self.draws.drafter.begin(token_ids.tolist())
+        self.draws.drafter.begin(token_ids)
 
     def link(self, link: LinkUpdate) -> None:
         """Link the session to the neighbours that the client names."""

@@ -200,7 +200,7 @@ class SessionInbox:
         self._check_size(rows, position, frame.want)
         step = CheckedStep(
             position=position,
-            parts=(self._decoded(rows),),
+            parts=(),
             num_rows=rows.num_rows,
             want=frame.want,
             draw=frame.draw,
@@ -209,6 +209,7 @@ class SessionInbox:
             num_drafts=num_drafts,
         )
         before = self._before(step)
+        step = replace(step, parts=(self._decoded(rows),))
         self._backpressure.take(self._sequence.sharer, step.num_bytes)
         self.length, self._num_drafts = firm_end + num_drafts, num_drafts
         self._on_taken(position, rows)

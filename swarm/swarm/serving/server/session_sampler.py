@@ -71,9 +71,9 @@ class Drafter:
         self._plain_s: float | None = None
         self._since_s: float | None = None
 
-    def begin(self, token_ids: Sequence[int]) -> None:
+    def begin(self, token_ids: np.ndarray) -> None:
         """Take drafts from now on, from these tokens and the answer's own."""
-        self._text = array("i", token_ids)
+        self._text = array("i", token_ids.astype(np.int32).tobytes())
 
     def drew(self, tokens: Sequence[int], now_s: float) -> None:
         """Record the tokens that one pass has yielded."""

@@ -39,7 +39,7 @@ from swarm.serving.server.connection_server import (
     ConnectionServer,
 )
 from swarm.serving.server.server_session import ServerSession
-from swarm.serving.server.session_queues import MAX_INBOX
+from swarm.serving.server.session_queues import MAX_INBOX, SessionInbox
 from swarm.serving.server.waiting_clients import NUM_TOLD, PEER_PART, REFUSED_PER_S
 from swarm.serving.wire.multiplexed_connection import MultiplexedConnection, open_stream
 from swarm.serving.wire.page_keys import page_keys
@@ -238,6 +238,21 @@ def test_session_ends_when_a_client_sends_steps_without_waiting() -> None:
         for position in range(MAX_INBOX + 2):
             talk.send_step(token_rows(1), position)
         assert "at once" in str((await talk.next(SequenceEnded)).error(""))
+
+    with_servers(work)
+
+
+def test_rows_of_a_step_beyond_those_that_may_wait_are_not_decoded() -> None:
+    """One message may bring hundreds of steps with megabytes of rows."""
+
+    async def work(world: World) -> None:
+        talk = await world.talk()
+        await talk.open()
+        with patch.object(SessionInbox, "_decoded", autospec=True, side_effect=SessionInbox._decoded) as decoded:
+            for position in range(MAX_INBOX + 2):
+                talk.send_step(token_rows(1), position)
+            assert "at once" in str((await talk.next(SequenceEnded)).error(""))
+        assert decoded.call_count == MAX_INBOX
 
     with_servers(work)
 

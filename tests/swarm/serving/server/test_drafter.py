@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from swarm.serving.server.session_sampler import FIRST_DRAFTS, PAUSE_TOKENS, Drafter
 from swarm_protocol.limits import MAX_DRAFT_TEXT_TOKENS, MAX_DRAFTS
@@ -17,7 +18,7 @@ class Course:
 
     def __init__(self, text: Sequence[int], row_s: float = 0.0) -> None:
         self.drafter = Drafter()
-        self.drafter.begin(text)
+        self.drafter.begin(np.array(text))
         self.now_s, self.row_s = 0.0, row_s
 
     def propose(self, most: int) -> tuple[int, ...]:

@@ -53,8 +53,7 @@ GONE_REST_S = 0.25
 REST_S = 2.0
 """Seconds without any request to a server after a failure: at first GONE_REST_S if it has fallen silent or cannot be
 reached, since its path may be back in a moment, and else FIRST_BACKOFF_S. They double with each failure in a row, up to
-REST_S. After that the server is asked if no other can answer.
-"""
+REST_S. After that the server is asked if no other can answer."""
 
 LEAVING_REST_S = 10.0
 """The same for a leaving server. By then its record says that it is leaving, or that it is back."""
@@ -69,6 +68,8 @@ HEARD_S = 0.25
 """Seconds for which a server that a session has heard of counts as there: less than any session waits for news."""
 
 MAX_PEERS = 1024
+MAX_WOKEN = 4
+"""Maximum searches that go on at once when a server has answered again. The others look again at their own time."""
 
 logger = logging.getLogger(__name__)
 
@@ -317,13 +318,13 @@ class PeerHealth:
         another, so its refusals stay."""
         self._heard_s[peer_id] = asyncio.get_running_loop().time()
         if self._failures.pop(peer_id, None) is not None:
-            for waiting in self._waiting:
+            for waiting in sorted(self._waiting, key=lambda each: each.since_s)[:MAX_WOKEN]:
                 waiting.is_over.set()
 
     async def wait_for_server(self, peer_ids: Collection[str], since_s: float, *, within_s: float) -> None:
         """Wait until one of the peers has made room, or any peer that had failed has answered, but not longer than
-        `within_s`. Of several sessions that wait for room, the one that has waited longest, since `since_s`, is told
-        first."""
+        `within_s`. Those that have waited longest, since `since_s`, are told first: one that there is room, and up to
+        MAX_WOKEN that a peer has answered."""
         waiting = _Waiting(since_s, peer_ids, asyncio.Event())
         self._waiting.append(waiting)
         try:

@@ -14,6 +14,7 @@ from swarm.serving.session.peer_health import (
     LEAVING_REST_S,
     MAX_BACKOFF_S,
     MAX_PEERS,
+    MAX_WOKEN,
     REST_S,
     VIOLATION_BACKOFF_S,
     PeerHealth,
@@ -201,6 +202,30 @@ def test_searches_go_on_at_once_when_a_server_that_failed_has_answered() -> None
                 tasks.create_task(health.wait_for_server((), 0.0, within_s=10))
             await asyncio.sleep(0.1)
             health.worked("a")
+
+    run(scenario)
+
+
+def test_few_searches_go_on_at_once_when_many_wait_for_a_server_that_has_answered() -> None:
+    """All sessions of a gateway would open on it in the same moment, and send it their prompts."""
+
+    async def scenario(health: PeerHealth) -> None:
+        clock, over_s = asyncio.get_running_loop().time, dict[int, float]()
+
+        async def search(number: int) -> None:
+            await health.wait_for_server((), since_s=-float(number), within_s=10)
+            over_s[number] = clock()
+
+        health.failed("a", PeerTimeout("silent"))
+        since_s = clock()
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(3 * MAX_WOKEN):
+                tasks.create_task(search(number))
+            await asyncio.sleep(0.1)
+            health.worked("a")
+            await asyncio.sleep(0.1)
+            assert sorted(over_s) == list(range(2 * MAX_WOKEN, 3 * MAX_WOKEN)), "those that have waited longest"
+        assert {at_s - since_s for number, at_s in over_s.items() if number < 2 * MAX_WOKEN} == {10.0}
 
     run(scenario)
 

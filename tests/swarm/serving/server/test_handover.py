@@ -48,6 +48,28 @@ def test_session_continues_where_it_stopped_after_a_handover() -> None:
     with_servers(work, SPANS)
 
 
+@pytest.mark.parametrize("is_allowed_first", [True, False])
+def test_handover_loses_and_repeats_nothing_whether_a_step_of_the_same_moment_comes_before_or_after_it_is_allowed(
+    is_allowed_first: bool,
+) -> None:
+    async def work(world: World) -> None:
+        talks = await begun(world)
+        allow = AllowHandover(sequence_id=sequence_id(1), to_peer_id=world.servers[1].peer_id)
+        if is_allowed_first:
+            talks[0].connection.send(allow)
+        talks[0].send_step(token_rows(PROMPT[39]), 39)
+        if not is_allowed_first:
+            talks[0].connection.send(allow)
+        length = (await talks[1].open(2, take_over=source(world))).length
+        assert length in (39, 40)
+        rest = [*PROMPT[length:], 7]
+        result = await talks[1].step(token_rows(*rest), length, 2, want="last")
+        assert torch.equal(floats(result.rows), alone([*PROMPT, 7])[-1:])
+        assert world.servers[1].engine.num_tokens == len(rest)
+
+    with_servers(work, SPANS)
+
+
 def test_session_can_be_handed_over_to_two_servers() -> None:
     async def work(world: World) -> None:
         talks = [await world.talk(index) for index in range(3)]

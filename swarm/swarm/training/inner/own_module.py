@@ -100,15 +100,17 @@ class ModuleInner:
             )
         check_weights(run, own.module)
         make: Any = own.optimizer
-        if not callable(make):
+        made: Any = make([each for each in own.module.parameters() if each.requires_grad]) if callable(make) else None
+        if not hasattr(made, "zero_grad"):
+            found = f"a function that returns {made!r:.40}" if callable(make) else f"of type {type(make).__name__}"
             raise ConfigError(
-                f"the optimizer is of type {type(make).__name__}, and not a function that makes one for the parameters",
+                f"the optimizer is {found}, and not a function that makes one for the parameters",
                 remedy="give optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)",
             )
         self._run = run
         self.own = own
         self.layout = Layout.of(own.module, run.fragments)
-        self._optimizer = own.optimizer([each for each in own.module.parameters() if each.requires_grad])
+        self._optimizer: torch.optim.Optimizer = made
         self._batches = _batches_of(own, run)
 
     def load(self, theta_N: Tensor) -> None:

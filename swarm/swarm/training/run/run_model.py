@@ -128,9 +128,13 @@ def check_weights(config: RunConfig, module: nn.Module) -> None:
 
 
 def weights_digest(module: nn.Module) -> str:
-    """Return the SHA-256 of the names, shapes and values (as fp32) of all parameters, in the names' order."""
+    """Return the SHA-256 of the names, shapes and values (as fp32) of all parameters, in the names' order. Raises
+    ConfigError for parameters that fp32 cannot hold."""
     digest = hashlib.sha256()
     for name, parameter in sorted(module.named_parameters()):
+        if parameter.is_complex() or parameter.is_meta:
+            kind = "complex" if parameter.is_complex() else "on the meta device"
+            raise ConfigError(f"the parameter {name} is {kind}", remedy="use a module whose parameters are real")
         digest.update(f"{name}{tuple(parameter.shape)}\n".encode())
         digest.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
     return digest.hexdigest()

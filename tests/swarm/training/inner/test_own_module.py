@@ -226,6 +226,12 @@ def test_optimizer_that_is_made_already_is_refused() -> None:
         ModuleInner(run_of(), replace(own(module), optimizer=made))
 
 
+def test_optimizer_function_that_returns_none_is_refused() -> None:
+    forgot_to_return: Any = lambda _parameters: None  # noqa: E731 - a function, as an author writes it
+    with pytest.raises(ConfigError, match="the optimizer is a function that returns None, and not a function that"):
+        ModuleInner(run_of(), replace(own(), optimizer=forgot_to_return))
+
+
 def test_take_in_mixes_a_slice_and_leaves_the_rest_unchanged() -> None:
     inner = ModuleInner(run_of(fragments=2), own())
     where, before_N = inner.layout.slice(1), inner.flat()

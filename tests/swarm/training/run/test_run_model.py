@@ -11,7 +11,7 @@ import pytest
 import torch
 from swarm.training.run.layout import Layout
 from swarm.training.run.run_config import RunConfig
-from swarm.training.run.run_model import build_model, check_model, initial_theta
+from swarm.training.run.run_model import build_model, check_model, initial_theta, module_run
 from swarm.training.run.run_tables import DataConfig
 from swarm_protocol.errors import ConfigError
 
@@ -195,3 +195,11 @@ def test_check_model_refuses_a_family_without_a_maximum_context(tiny_run: RunCon
     model = {"model_type": "recurrent_gemma", "vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 3}
     with pytest.raises(ConfigError, match="max_position_embeddings = 0"):
         check_model(replace(tiny_run, model=model))
+
+
+@pytest.mark.parametrize(
+    ("where", "kind"), [({"dtype": torch.complex64}, "complex"), ({"device": "meta"}, "on the meta")]
+)
+def test_module_run_refuses_parameters_that_fp32_cannot_hold(where: dict[str, Any], kind: str) -> None:
+    with pytest.raises(ConfigError, match=f"the parameter bias is {kind}"):
+        module_run(RunConfig(name="run"), torch.nn.Linear(2, 1, **where))

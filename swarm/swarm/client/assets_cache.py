@@ -12,6 +12,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 from weakref import WeakSet, WeakValueDictionary
 
 from swarm_protocol.errors import (
@@ -57,13 +58,13 @@ PATIENCE_S = 5.0
 """Seconds without a byte from the servers that were asked, after which one more is asked. A server may answer pings,
 and send no files."""
 
-TRICKLE_S = 5 * PATIENCE_S
+TRICKLE_S = 25.0
 """Seconds after which one more server is asked although bytes come: they may be a trickle, or of other requests."""
 
 MAX_ASKED = 4
-"""Maximum servers that are asked for the files of one model at a time."""
+"""Maximum servers that are asked for the files of one model at a time. One more takes the place of the first."""
 
-FETCH_S = 120.0
+FETCH_S = 180.0
 """Seconds after which no server is asked for the files of a model any more, and those that were asked are given up."""
 
 BAD_FILES_S = 600.0
@@ -75,6 +76,8 @@ RETRY_AFTER_S = 10.0
 
 AssetsKey = tuple[str, str, bytes]
 """A model's name and revision, and the digest of its manifest."""
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -172,7 +175,8 @@ class AssetsCache:
         try:
             while (left or asked) and num_bad < MAX_BAD_FILES and clock() < until_s:
                 is_trickle = clock() >= asked_s + TRICKLE_S
-                if left and len(asked) < MAX_ASKED and (is_trickle or not self._any_heard(asked.values())):
+                if left and (is_trickle or not self._any_heard(asked.values())):
+                    await _give_up([*asked][: max(0, len(asked) + 1 - MAX_ASKED)], asked)
                     peer_id, asked_s = await self._next_server(left, silent), clock()
                     asked[asyncio.create_task(fetch_files(self._network, model, revision, peer_id))] = peer_id
                 done, _ = await asyncio.wait(asked, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
@@ -192,13 +196,11 @@ class AssetsCache:
                         num_bad += 1
                         self._bad_since[model, revision, peer_id] = clock()
         finally:
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+            await _give_up([*asked], asked)
         raise failure
 
     def _any_heard(self, peer_ids: Iterable[str]) -> bool:
-        return any(self._network.links.was_heard(peer_id, within_s=PATIENCE_S) for peer_id in peer_ids)
+        return any(self._network.links.was_heard(peer_id, within_s=PATIENCE_S / 2) for peer_id in peer_ids)
 
     async def _next_server(self, left: list[str], silent: set[str]) -> str:
         """Remove and return the server of `left` to ask next. Those that do not answer a ping may be gone, or only slow
@@ -238,3 +240,11 @@ class AssetsCache:
         return sorted(
             willing, key=lambda peer_id: (self._bad_since.get((model, revision, peer_id), 0.0), peer_id in failing)
         )
+
+
+async def _give_up(tasks: Sequence[asyncio.Task[T]], asked: dict[asyncio.Task[T], str]) -> None:
+    """End `tasks`, and take them out of `asked`. Whatever they return or raise is ignored."""
+    for task in tasks:
+        task.cancel()
+        del asked[task]
+    await asyncio.gather(*tasks, return_exceptions=True)

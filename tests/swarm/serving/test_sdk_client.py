@@ -576,12 +576,12 @@ def test_files_are_fetched_from_a_server_that_is_slow_to_answer_if_there_is_no_o
     virtual_time.run(scenario())
 
 
-@pytest.mark.parametrize("num_silent", [1, 3])
+@pytest.mark.parametrize("num_silent", [1, 6])
 def test_files_are_soon_fetched_from_another_server_when_the_first_ones_answer_only_pings(
     boxes: Any, llama_dir: Path, num_silent: int
 ) -> None:
     async def scenario() -> float:
-        async with boxes(llama_dir, [(0, 6)] * 4) as box:
+        async with boxes(llama_dir, [(0, 6)] * 7) as box:
             silent = sorted(box.servers)[:num_silent]
             num_cancelled = 0
 
@@ -601,7 +601,7 @@ def test_files_are_soon_fetched_from_another_server_when_the_first_ones_answer_o
             return asyncio.get_running_loop().time() - since_s
 
     patience_s = num_silent * assets_cache.PATIENCE_S
-    assert patience_s <= virtual_time.run(scenario()) < patience_s + 1.0
+    assert virtual_time.run(scenario()) == pytest.approx(patience_s, abs=1.0)
 
 
 def test_files_are_not_asked_of_a_second_server_while_the_first_one_sends_them(boxes: Any, llama_dir: Path) -> None:
@@ -648,7 +648,7 @@ def test_files_are_fetched_from_another_server_when_the_first_ones_send_only_a_t
     assert virtual_time.run(scenario()) == pytest.approx(trickle_s, abs=1.0)
 
 
-def test_files_that_no_server_sends_are_given_up_after_two_minutes(boxes: Any, llama_dir: Path) -> None:
+def test_files_that_no_server_sends_are_given_up_after_three_minutes(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)] * 12) as box:
             since_s = asyncio.get_running_loop().time()

@@ -134,9 +134,12 @@ def weights_digest(module: nn.Module) -> str:
     for name, parameter in sorted(module.named_parameters()):
         if parameter.is_complex() or parameter.is_meta:
             kind = "complex" if parameter.is_complex() else "on the meta device"
-            raise ConfigError(f"the parameter {name} is {kind}", remedy="use a module whose parameters are real")
+            raise ConfigError(f"the parameter {name} is {kind}", remedy="use one with real values")
+        values = parameter.detach().to("cpu", torch.float32).contiguous()
+        if not values.isfinite().all():
+            raise ConfigError(f"the parameter {name} is not finite everywhere", remedy="use one with finite values")
         digest.update(f"{name}{tuple(parameter.shape)}\n".encode())
-        digest.update(parameter.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+        digest.update(values.numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -4,6 +4,7 @@ machine."""
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -203,3 +204,11 @@ def test_check_model_refuses_a_family_without_a_maximum_context(tiny_run: RunCon
 def test_module_run_refuses_parameters_that_fp32_cannot_hold(where: dict[str, Any], kind: str) -> None:
     with pytest.raises(ConfigError, match=f"the parameter bias is {kind}"):
         module_run(RunConfig(name="run"), torch.nn.Linear(2, 1, **where))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_module_run_refuses_parameters_that_are_not_finite(value: float) -> None:
+    module = torch.nn.Linear(2, 1)
+    torch.nn.init.constant_(module.bias, value)
+    with pytest.raises(ConfigError, match="the parameter bias is not finite everywhere"):
+        module_run(RunConfig(name="run"), module)

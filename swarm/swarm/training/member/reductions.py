@@ -145,6 +145,11 @@ class Reductions:
             logger.warning("this lie could not be turned into evidence: %s", failure)
             self._step.feed(reduce_failed(attempt, error))
 
+    def refuse(self, signed: SignedGroup) -> None:
+        """Refuse all streams of the reduction of `signed`."""
+        self._failed_groups.add(signed.digest)
+        self._wake()
+
     async def recover(self, action: Recover) -> None:
         """Fetch the parts of an outcome from other members. Ends with Reduced, with ReduceFailed, or with evidence."""
         signed, outcome = action.signed, action.outcome
@@ -179,7 +184,7 @@ class Reductions:
         digest = opening.group_digest
         with suppress(TimeoutError):
             async with asyncio.timeout(GROUP_WAIT_S):
-                while digest not in self._reductions and not self._is_closed:
+                while digest not in {*self._reductions, *self._failed_groups} and not self._is_closed:
                     await self._changed.wait()
         if digest not in self._reductions or digest in self._failed_groups:
             raise RoundError("this member takes no part in the group of this part")
@@ -239,6 +244,9 @@ class Reductions:
         self._reductions[digest] = auditing
         for old in list(self._reductions)[:-NUM_KEPT]:
             self._drop(self._reductions.pop(old))
+        self._wake()
+
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -15,17 +15,17 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.run_credentials import any_expires_by
 from swarm_protocol.training_messages import Ready, ReadyReply
 
+from swarm.training.round.disputes import accused_members, with_yield
 from swarm.training.round.group_members import (
     NO_SEAT,
     NOT_ADMITTED,
-    accused_members,
     contribution_to_report,
     form_group,
     lack_of_seats,
     own_report,
 )
 from swarm.training.round.quorum import presence
-from swarm.training.round.round_events import Action, Ask, GiveUp, Query, Reply, Sign
+from swarm.training.round.round_events import Action, Ask, GiveUp, Query, Reply, Sign, left_out_reply
 from swarm.training.round.round_state import (
     MAX_BELIEVED_ATTEMPT,
     MAX_HEARD,
@@ -135,7 +135,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
         # the peer reports again because its answer was lost on the way
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
     if peer not in state.setup.roster and (reason := _too_much(state, peer, ready)):
-        return state, [Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=reason))]
+        return state, [left_out_reply(peer, reason)]
     before, state = state, without_doubt(state, peer)
     state = reached_again(state, peer, ready.attempt)
     if state is before and ready.attempt == state.attempt and state.reports.get(peer) == ready:
@@ -162,7 +162,7 @@ def on_left_out(state: RoundState, attempt: int, reason: str, now: float) -> Tra
         return state, []
     timers = replace(state.timers, deadline=now + LEFT_OUT_REST_S)
     notice = GiveUp(step=state.setup.step, attempt=attempt, reason=f"left out: {reason}")
-    return replace(state, phase="left_out", asked="", timers=timers), [notice]
+    return replace(with_yield(state), phase="left_out", asked="", timers=timers), [notice]
 
 
 def on_withheld(state: RoundState, now: float) -> Transition:
@@ -192,7 +192,7 @@ def on_expired(state: RoundState, attempt: int, at: float, now: float) -> Transi
         state, actions = give_up(state, OWN_EXPIRED, (), now)
     else:
         state, actions = advance(state, now)
-    return state, [*(Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=EXPIRED)) for peer in expired), *actions]
+    return state, [*(left_out_reply(peer, EXPIRED) for peer in expired), *actions]
 
 
 def _without_expired(state: RoundState, at: float) -> RoundState:
@@ -263,7 +263,9 @@ def _form(state: RoundState, now: float) -> Transition:
     if len(group.members) < state.setup.succession.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short_id(peer)}: {reason}" for peer, reason in left_out.items())
         seats = lack_of_seats(state.setup, group.members) if NO_SEAT in left_out.values() else ""
-        return give_up(state, seats or f"too few members are fit for a group: {reasons}", (), now)
+        state = replace(state, reports={by: each for by, each in state.reports.items() if by not in left_out})
+        state, actions = give_up(state, seats or f"too few members are fit for a group: {reasons}", (), now)
+        return state, [*(left_out_reply(peer, why) for peer, why in left_out.items()), *actions]
     return replace(state, phase="signing", timers=Timers()), [Sign(group=group, left_out=left_out)]
 
 
@@ -319,9 +321,8 @@ def _current_reports(state: RoundState) -> dict[str, Ready]:
 
 def _ready_members(state: RoundState) -> set[str]:
     """Return this member, and those that have reported to this attempt, except for those that it will leave out."""
-    setup, reports = state.setup, _current_reports(state)
-    accusations = {peer: each.accused for peer, each in reports.items()} | {setup.me: tuple(state.faults.failed)}
-    return (reports.keys() | {setup.me}) - accused_members(setup, state.attempt, accusations)
+    ready = {**_current_reports(state), state.setup.me: own_report(state)}
+    return ready.keys() - accused_members(state.setup, state.attempt, ready)
 
 
 def absent_members(state: RoundState) -> tuple[str, ...]:

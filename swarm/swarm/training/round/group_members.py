@@ -12,7 +12,6 @@ All functions here are pure functions of the round's setup. `group_formation` de
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +23,7 @@ from swarm_protocol.training_messages import Contribution, Group, Ready, SignedG
 
 from swarm.training.allreduce.parts import part_sizes
 from swarm.training.round.clusters import drawn, overclaim
+from swarm.training.round.disputes import accused_members, yields
 from swarm.training.round.quorum import highest_claim, lock_complaint, presence
 from swarm.training.round.round_state import RoundSetup, RoundState
 from swarm.training.standing.standings import grants_in
@@ -53,6 +53,8 @@ def contribution_to_report(setup: RoundSetup, contribution: Contribution | None)
 
 def own_report(state: RoundState) -> Ready:
     mine = contribution_to_report(state.setup, state.mine)
+    if yields(state):
+        mine = replace(mine, num_tokens=0, num_samples=0, loss=0.0, commitment=None)
     # a report has room for a limited number of peers, and those outside the roster matter least
     accused = sorted(state.faults.failed, key=lambda peer: (peer not in state.setup.roster, peer))
     return Ready(
@@ -184,48 +186,6 @@ def _surplus_credentials(setup: RoundSetup, seated: Sequence[str], fit: Mapping[
     return surplus
 
 
-def widely_accused(accusations: Mapping[str, Collection[str]], num_members: int) -> tuple[str, ...]:
-    """Return the peers that more than a third of the state's `num_members` accuse. If fewer than a third of the members
-    lie, one of these accusers is honest. Before an attempt has failed, no other accusation counts. `accusations` are by
-    accuser."""
-    counts = Counter(peer for by, accused in accusations.items() for peer in set(accused) - {by})
-    return tuple(sorted(peer for peer, count in counts.items() if peer in accusations and 3 * count > num_members))
-
-
-def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: int) -> tuple[str, ...]:
-    """Return the peers to leave out of an attempt after `num_failed` attempts have failed, from the members'
-    accusations alone. `accusations` are by accuser.
-
-    Nothing is proved here, so the peer in most disputes, on either side, is left out: all members accuse a peer that
-    breaks the round for all, and a peer that accuses everyone stands alone. Peers that tie may be unable to work with
-    each other. They take turns: a hash leaves out one of them, or none. Liars that make an attempt fail can therefore
-    get an honest member left out of some later attempts, but never out of a step's first one.
-    """
-    heard = {by: accusations.keys() & set(accused) - {by} for by, accused in accusations.items()}
-    disputes = {  # by peer and other peer
-        peer: Counter([*accused, *(by for by, others in heard.items() if peer in others)])
-        for peer, accused in heard.items()
-    }
-    counts = {peer: others.total() for peer, others in disputes.items()}
-    # the entry "" stands for leaving nobody out
-    turns = {peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest() for peer in ("", *accusations)}
-    left_out = []
-    while most := max(counts.values(), default=0):
-        worst = {peer for peer, count in counts.items() if count == most}
-        without_each_other = [peer for peer in worst if worst.isdisjoint(disputes[peer])]
-        out = min(without_each_other) if without_each_other else min(("", *worst), key=turns.__getitem__)
-        if out:
-            left_out.append(out)
-            del counts[out]
-            for other in disputes.pop(out):
-                counts[other] -= disputes[other].pop(out)
-        else:  # their disputes with each other stay undecided
-            for peer in worst:
-                for other in worst & disputes[peer].keys():
-                    counts[peer] -= disputes[peer].pop(other)
-    return tuple(left_out)
-
-
 def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[str, str]:
     """Return the members that are `ready` and that the group must leave out, each with the reason. `setup.me` is not
     among them."""
@@ -241,23 +201,11 @@ def _unfit(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> dict[
             unfit[peer] = reason
         else:
             places |= brought
-    honest = {peer: each.accused for peer, each in ready.items() if peer not in unfit}
+    honest = {peer: each for peer, each in ready.items() if peer not in unfit}
     for peer in sorted(accused_members(setup, attempt, honest)):
-        accusers = [by for by, accused in honest.items() if peer in accused]
+        accusers = [by for by, each in honest.items() if peer in each.accused]
         unfit[peer] = f"accused by {', '.join(map(short_id, accusers)) or 'nobody else, and accuses others'}"
     return unfit
-
-
-def accused_members(setup: RoundSetup, attempt: int, accusations: Mapping[str, Collection[str]]) -> set[str]:
-    """Return which of the accusers and of those that they accuse `setup.me` leaves out of the group of `attempt`.
-    `accusations` are by accuser."""
-    # accusations by strangers do not count: anyone can create any number of strangers
-    heard = {peer: each if peer in setup.roster or not setup.roster else () for peer, each in accusations.items()}
-    num_failed = attempt - setup.first_attempt
-    out = whom_to_leave_out(heard, num_failed) if num_failed else widely_accused(heard, len(setup.roster or heard))
-    # what this member saw itself counts even in a tie: it signs a group of members that it can work with
-    own = accusations.keys() & set(accusations.get(setup.me, ()))
-    return {*out, *own} - {setup.me}
 
 
 def _breach(setup: RoundSetup, member: Contribution, grant: Grant | None) -> str:

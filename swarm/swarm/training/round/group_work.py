@@ -45,9 +45,21 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
         reports={peer: each for peer, each in state.reports.items() if each.attempt > state.attempt},
     )
     if group.resumes is None:
-        return state, [Reduce(signed=signed)]
+        contributors = {each.peer_id for each in group.contributors}
+        # others need nothing of a member that contributes nothing, and it may vote as soon as others have audited
+        sits_out = state.setup.me not in contributors and not contributors.isdisjoint(state.faults.failed)
+        state, actions = recover_audited(replace(state, sits_out=sits_out))
+        return state, [Reduce(signed=signed), *actions]
     # the members whose votes make the lock have audited the outcome
     return _recover(state, group.resumes, is_audited=True)
+
+
+def recover_audited(state: RoundState) -> Transition:
+    """Recover the outcome that an honest member has audited, if this member sits out and there is one."""
+    if state.phase != "reducing" or state.recovering or not state.sits_out:
+        return state, []
+    outcome = _audited_outcome(state)
+    return (state, []) if outcome is None else _recover(state, outcome, is_audited=True)
 
 
 def _objection(state: RoundState, signed: SignedGroup) -> str:

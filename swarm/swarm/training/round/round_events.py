@@ -186,6 +186,10 @@ class Reply:
     reply: ReadyReply
 
 
+def left_out_reply(peer: str, reason: str) -> Reply:
+    return Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=reason[:400]))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """Ask these absent members where they are, and with `hurry` to end their intervals. If `peers` include this member,
@@ -205,7 +209,7 @@ class Sign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce:
-    """Take part in the group's reduction."""
+    """Take part in the group's reduction, or refuse it to the others if this member sits out."""
 
     signed: SignedGroup
 

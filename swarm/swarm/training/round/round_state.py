@@ -183,6 +183,7 @@ class RoundState:
     contribution. `known` are peers seen in the run, `reports` what peers reported to it, and `heard` the members of the
     state that have answered or called in this attempt. `lock` is the highest lock that it holds at this step, whose
     outcome comes from the signed group `lock_origin`. A member that `abstains` takes part in no group (see `promise`).
+    It has yielded in the attempt `yields_after` (see `disputes`), and `sits_out` the reduction of this attempt's group.
     `asked` is the coordinator that it reports to. A member that is `recovering` gets the parts from others instead of
     reducing. `votes` are those of this attempt, by kind and peer; `silent` members will not vote any more.
     """
@@ -199,6 +200,7 @@ class RoundState:
     lock_origin: bytes = b""
     own_prepare_vote: OwnPrepareVote | None = None
     abstains: bool = False
+    yields_after: int | None = None
     faults: Faults = field(default_factory=Faults)
     attempts: Attempts = field(default_factory=Attempts)
     coordinator: str = ""
@@ -206,6 +208,7 @@ class RoundState:
     heard: frozenset[str] = frozenset()
     timers: Timers = field(default_factory=Timers)
     signed: SignedGroup | None = None
+    sits_out: bool = False
     recovering: bool = False
     votes: Mapping[VoteKind, Mapping[str, Vote]] = field(default_factory=lambda: NO_VOTES)
     silent: frozenset[str] = frozenset()
@@ -381,6 +384,7 @@ def begin_attempt(state: RoundState, attempt: int, reason: str = "") -> Transiti
         heard=frozenset(),
         timers=Timers(),
         signed=None,
+        sits_out=False,
         recovering=False,
         votes=NO_VOTES,
         silent=frozenset(),

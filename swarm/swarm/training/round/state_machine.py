@@ -52,6 +52,7 @@ from swarm.training.round.group_work import (
     on_reduce_failed,
     other_members,
     own_outcome,
+    recover_audited,
     reduces,
     valid_votes,
     with_dispute,
@@ -274,7 +275,7 @@ def _count_votes(state: RoundState, now: float) -> Transition:
     """Count the votes. They decide only once this member has voted too: until then other members may still need its
     part."""
     if state.signed is None or state.phase not in {"preparing", "committing"}:
-        return state, []
+        return recover_audited(state)
     commit = _tally_of(state, "commit")
     if commit.decided is not None:
         return _finish(state, commit.decided)

@@ -14,6 +14,7 @@ from support.work_count import num_lines
 from swarm.training.allreduce import parts
 from swarm.training.allreduce.parts import fair_shares, leaf_values, part_sizes, part_values
 from swarm.training.round.clusters import draw_clusters
+from swarm.training.round.disputes import whom_to_leave_out, widely_accused
 from swarm.training.round.group_formation import (
     EXPIRED,
     MAX_GRACE_S,
@@ -28,8 +29,6 @@ from swarm.training.round.group_members import (
     complaint,
     form_group,
     origin_complaint,
-    whom_to_leave_out,
-    widely_accused,
 )
 from swarm.training.round.quorum import Succession
 from swarm.training.round.round_events import (

@@ -101,7 +101,7 @@ def _sitting_out(out: set[str], ready: Mapping[str, Ready], opponents: Mapping[s
         at = ring.index(peer)
         is_near_idle = not idle.isdisjoint({ring[at - 1], ring[(at + 1) % len(ring)]})
         others = opponents[peer].intersection(ring)
-        sits_out = len(others) == 1 and others.issubset(ready[peer].accused)
+        sits_out = len(others) == 1 and others.issubset(ready[peer].accused) and others.isdisjoint(idle)
         if sits_out and len(ring) >= MIN_MEMBERS_FOR_BACKUP and not is_near_idle:
             sitting.add(peer)
     return sitting
@@ -115,8 +115,8 @@ def yields(state: RoundState) -> bool:
 
 def with_yield(state: RoundState) -> RoundState:
     """Return `state` after the coordinator has left this member out. If the draw picks the member of itself and those
-    that it accuses, it yields in the rest of the turn. This begins with the next attempt, since two reports to one
-    attempt would convict it. The head of a cluster does not yield."""
+    that it accuses, it yields in the rest of the turn, while it accuses any. This begins with the next attempt, since
+    two reports to one attempt would convict it. The head of a cluster does not yield."""
     setup, opponents = state.setup, state.faults.failed & {*state.setup.roster}
     brings_others = state.mine is not None and (state.mine.followers or state.mine.newcomers)
     if yields(state) or brings_others or not opponents:

@@ -384,6 +384,8 @@ def begin_attempt(state: RoundState, attempt: int, reason: str = "") -> Transiti
         heard=frozenset(),
         timers=Timers(),
         signed=None,
+        # a liar could otherwise refuse one member after the other, and have all of them yield
+        yields_after=state.yields_after if faults.failed & {*setup.roster} else None,
         sits_out=False,
         recovering=False,
         votes=NO_VOTES,

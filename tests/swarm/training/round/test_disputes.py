@@ -9,7 +9,7 @@ from support.round_scripts import contribution, outcome, ready, setup, vote_of
 from swarm.training.round import state_machine as machine
 from swarm.training.round.disputes import TURN_ATTEMPTS, accused_members, with_yield, yields
 from swarm.training.round.group_members import form_group, own_report
-from swarm.training.round.round_events import Grouped, LeftOut, Offered, Recover, Tick
+from swarm.training.round.round_events import Grouped, LeftOut, Offered, Recover, Sighted, Tick
 from swarm.training.round.round_state import RoundSetup, RoundState, with_unreachable
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Ready, SignedGroup
@@ -104,6 +104,20 @@ def test_member_that_yields_reports_the_same_in_one_attempt_however_often_it_is_
             state = replace(state, attempt=attempt, phase="forming", coordinator=NINE[-1])
 
 
+def test_member_that_reaches_the_other_one_again_contributes_in_the_next_attempt() -> None:
+    """A liar could otherwise refuse one member after the other, and have all of them yield."""
+    me, other = yielder()
+    state = waiting(me, (other,))
+    for event in (LeftOut(attempt=1, reason="accused"), Sighted(peer=NINE[0], attempt=2)):
+        state, _ = machine.step(state, event, 1.0)
+    assert (state.attempt, own_report(state).num_tokens) == (2, 0)
+    state, _ = machine.step(state, Sighted(peer=other, attempt=2), 2.0)
+    assert own_report(state).num_tokens == 0
+    state, _ = machine.step(state, Sighted(peer=NINE[0], attempt=3), 60.0)
+    assert state.attempt == 3
+    assert own_report(state).num_tokens
+
+
 def test_member_that_has_yielded_is_in_the_group_unless_a_neighbour_contributes_nothing() -> None:
     a, b, c, d = NINE[0], NINE[2], NINE[3], NINE[5]
     pairs = {a: (NINE[6],), NINE[6]: (a,), b: (NINE[7],), NINE[7]: (b,)}
@@ -116,6 +130,12 @@ def test_member_that_has_yielded_is_in_the_group_unless_a_neighbour_contributes_
                 num_decided += 1
                 assert left_out(near, attempt, idle=(b, c), state_number=state_number) == {c}
     assert num_decided
+
+
+def test_member_that_has_yielded_to_one_that_contributes_nothing_is_not_in_the_group() -> None:
+    a, b = yielder()
+    for attempt in range(1, TURN_ATTEMPTS):
+        assert left_out({a: (b,), b: (a,)}, attempt, idle=(a, b)) in ({a}, set())
 
 
 def test_idle_member_that_accuses_two_others_is_not_in_the_group() -> None:

@@ -219,7 +219,7 @@ class Relay:
         previous = self._reserved.pop(peer_id, None)
         if previous is not None:
             previous.transport.abort()
-        if not self._serves or not self._makes_room(peer_id):
+        if not self._serves or not self._make_reservation_room(peer_id):
             raise CircuitRefused(CircuitStatus.RESERVATION_REFUSED)
         self._reserved[peer_id] = writer
         self.counts.reservations = len(self._reserved)
@@ -231,18 +231,18 @@ class Relay:
                 del self._reserved[peer_id]
             self.counts.reservations = len(self._reserved)
 
-    def _makes_room(self, peer_id: str) -> bool:
+    def _make_reservation_room(self, peer_id: str) -> bool:
         """Return whether a peer may have a reservation. If all are held, the network that holds most of them loses its
         newest one to a peer of a network that would still hold fewer."""
         if len(self._reserved) < self._limits.reservations:
             return True
-        greedy = self._gives_way(peer_id, list(self._reserved))
+        greedy = self._greedy_holder(peer_id, list(self._reserved))
         if greedy is None:
             return False
         self._reserved.pop(greedy).transport.abort()
         return True
 
-    def _gives_way(self, peer_id: str, holders: Sequence[str]) -> str | None:
+    def _greedy_holder(self, peer_id: str, holders: Sequence[str]) -> str | None:
         """Return which of the `holders` of all places, oldest first, loses its newest one to a peer: one of the network
         that holds most. Return None if the peer's network would then hold as many."""
         provider_of = self._host.provider_of
@@ -251,7 +251,7 @@ class Relay:
         return greedy if num_held[provider_of(peer_id)] + 1 < num_held[provider_of(greedy)] else None
 
     async def _relay(self, source: str, target: str, there: RawStream) -> None:
-        self._make_room(source, target)
+        self._make_circuit_room(source, target)
         self._circuits[there[1]] = (source, target)
         self.counts.circuits = len(self._circuits)
         try:
@@ -266,10 +266,10 @@ class Relay:
             self._circuits.pop(there[1], None)
             self.counts.circuits = len(self._circuits)
 
-    def _make_room(self, source: str, target: str) -> None:
+    def _make_circuit_room(self, source: str, target: str) -> None:
         """Raises CircuitRefused if there is no room for a circuit. If other peers hold all circuits, or all of the
-        target, the sources' network that holds most of them loses one, as in `_makes_room`: the newest of its source
-        with most."""
+        target, the sources' network that holds most of them loses one, as in `_make_reservation_room`: the newest of
+        its source with most."""
         if target not in self._reserved:
             raise CircuitRefused(CircuitStatus.NO_RESERVATION)
         limits = self._limits
@@ -281,7 +281,7 @@ class Relay:
             if len(self._circuits) < limits.circuits:
                 return
             held = self._circuits
-        greedy = self._gives_way(source, [opener for opener, _ in held.values()])
+        greedy = self._greedy_holder(source, [opener for opener, _ in held.values()])
         if greedy is None:
             raise CircuitRefused(CircuitStatus.RESOURCE_LIMIT_EXCEEDED)
         newest = next(writer for writer, (opener, _) in reversed(held.items()) if opener == greedy)

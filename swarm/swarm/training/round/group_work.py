@@ -13,6 +13,7 @@ from swarm_protocol.commit_messages import Abort, Outcome, Vote, VoteKind
 from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import SignedGroup
 
+from swarm.training.allreduce.parts import MIN_MEMBERS_FOR_BACKUP
 from swarm.training.round.group_formation import advance
 from swarm.training.round.group_members import complaint, own_report
 from swarm.training.round.quorum import disagreement
@@ -45,13 +46,18 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
         reports={peer: each for peer, each in state.reports.items() if each.attempt > state.attempt},
     )
     if group.resumes is None:
-        contributors = {each.peer_id for each in group.contributors}
-        # others need nothing of a member that contributes nothing, and it may vote as soon as others have audited
-        sits_out = state.setup.me not in contributors and not contributors.isdisjoint(state.faults.failed)
-        state, actions = recover_audited(replace(state, sits_out=sits_out))
+        state, actions = recover_audited(replace(state, sits_out=_sits_out(state, signed)))
         return state, [Reduce(signed=signed), *actions]
     # the members whose votes make the lock have audited the outcome
     return _recover(state, group.resumes, is_audited=True)
+
+
+def _sits_out(state: RoundState, signed: SignedGroup) -> bool:
+    """Return whether this member, which contributes nothing, cannot reach a contributor, and has a backup for its part.
+    Others then need nothing of it, and it may vote as soon as others have audited."""
+    contributors = {each.peer_id for each in signed.group.contributors}
+    is_cut = state.setup.me not in contributors and not contributors.isdisjoint(state.faults.failed)
+    return is_cut and len(signed.group.members) >= MIN_MEMBERS_FOR_BACKUP
 
 
 def recover_audited(state: RoundState) -> Transition:

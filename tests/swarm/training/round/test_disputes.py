@@ -9,7 +9,7 @@ from support.round_scripts import contribution, outcome, ready, setup, vote_of
 from swarm.training.round import state_machine as machine
 from swarm.training.round.disputes import TURN_ATTEMPTS, accused_members, with_yield, yields
 from swarm.training.round.group_members import form_group, own_report
-from swarm.training.round.round_events import Grouped, LeftOut, Offered, Recover, Sighted, Tick
+from swarm.training.round.round_events import Grouped, LeftOut, Offered, Recover, Reduce, Sighted, Tick
 from swarm.training.round.round_state import RoundSetup, RoundState, with_unreachable
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Ready, SignedGroup
@@ -159,3 +159,18 @@ def test_member_that_sits_out_votes_once_more_than_a_third_have_voted(num_votes:
         state, actions = machine.step(state, vote_of(peer, signed, outcome(signed)), 2.0)
         recovers += [action for action in actions if isinstance(action, Recover)]
     assert [each.is_audited for each in recovers] == ([True] if num_votes > 3 else [])
+
+
+def test_member_without_tokens_takes_part_in_a_group_of_two() -> None:
+    """Nobody else could make its part."""
+    me, other = pair = NINE[:2]
+    state = with_unreachable(machine.begin(setup(me, roster=pair, leased=pair), accused={}), (other,))
+    state, _ = machine.step(replace(state, attempt=1, coordinator=other), Offered(contribution=None), 0.0)
+    assert other in state.faults.failed
+    group, _ = form_group(
+        setup(other, roster=pair, leased=pair), 1, {me: replace(own_report(state), accused=()), other: ready(1)}
+    )
+    signed = SignedGroup(group=group, signer=other, data=b"group", digest=bytes(32))
+    state, actions = machine.step(state, Grouped(signed=signed), 1.0)
+    assert not state.sits_out
+    assert actions == [Reduce(signed=signed)]

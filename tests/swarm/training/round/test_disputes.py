@@ -162,7 +162,7 @@ def test_member_that_sits_out_votes_once_more_than_a_third_have_voted(num_votes:
 
 
 def test_member_without_tokens_takes_part_in_a_group_of_two() -> None:
-    """Nobody else could make its part."""
+    """Its part has no backup there."""
     me, other = pair = NINE[:2]
     state = with_unreachable(machine.begin(setup(me, roster=pair, leased=pair), accused={}), (other,))
     state, _ = machine.step(replace(state, attempt=1, coordinator=other), Offered(contribution=None), 0.0)

@@ -27,7 +27,7 @@ from swarm.training.state.run_context import RunContext
 from swarm.training.trainer_events import OuterStep, RoundAborted
 from swarm_protocol.identity import Identity
 
-NUM_STEPS = 5
+NUM_STEPS = 3
 
 
 class CutInternet(MemoryInternet):

@@ -10,7 +10,7 @@ import asyncio
 import gc
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 from weakref import WeakSet, WeakValueDictionary
@@ -55,16 +55,17 @@ MAX_PINGED = 16
 """Maximum servers that are pinged at once when the first one gives no answer. A model may have thousands."""
 
 PATIENCE_S = 5.0
-"""Seconds without a byte from the servers that were asked, after which one more is asked. A server may answer pings,
-and send no files."""
+"""Seconds after which one more server is asked, if those that were asked sent nothing in the last half of this time. A
+server may answer pings, and send no files."""
 
 TRICKLE_S = 25.0
 """Seconds after which one more server is asked although bytes come: they may be a trickle, or of other requests."""
 
 MAX_ASKED = 4
-"""Maximum servers that are asked for the files of one model at a time. One more takes the place of the first."""
+"""Maximum servers that are asked for the files of one model at a time. One more takes the place of one that sends
+nothing."""
 
-FETCH_S = 180.0
+FETCH_S = 240.0
 """Seconds after which no server is asked for the files of a model any more, and those that were asked are given up."""
 
 BAD_FILES_S = 600.0
@@ -175,9 +176,10 @@ class AssetsCache:
         try:
             while (left or asked) and num_bad < MAX_BAD_FILES and clock() < until_s:
                 is_trickle = clock() >= asked_s + TRICKLE_S
-                if left and (is_trickle or not self._any_heard(asked.values())):
-                    await _give_up([*asked][: max(0, len(asked) + 1 - MAX_ASKED)], asked)
-                    peer_id, asked_s = await self._next_server(left, silent), clock()
+                mute = [task for task, peer_id in asked.items() if not self._is_heard(peer_id)]
+                if left and (len(mute) == len(asked) or (is_trickle and len(asked) < MAX_ASKED)):
+                    await _give_up(mute[: max(0, len(asked) + 1 - MAX_ASKED)], asked)
+                    peer_id, asked_s = await self._next_server(left, silent, until_s), clock()
                     asked[asyncio.create_task(fetch_files(self._network, model, revision, peer_id))] = peer_id
                 done, _ = await asyncio.wait(asked, timeout=PATIENCE_S, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
@@ -199,13 +201,14 @@ class AssetsCache:
             await _give_up([*asked], asked)
         raise failure
 
-    def _any_heard(self, peer_ids: Iterable[str]) -> bool:
-        return any(self._network.links.was_heard(peer_id, within_s=PATIENCE_S / 2) for peer_id in peer_ids)
+    def _is_heard(self, peer_id: str) -> bool:
+        return self._network.links.was_heard(peer_id, within_s=PATIENCE_S / 2)
 
-    async def _next_server(self, left: list[str], silent: set[str]) -> str:
+    async def _next_server(self, left: list[str], silent: set[str], until_s: float) -> str:
         """Remove and return the server of `left` to ask next. Those that do not answer a ping may be gone, or only slow
-        to reach: they are added to `silent`, and asked after all others."""
-        while left[0] not in silent and await self._health.silent(left[:1], timeout_s=DIAL_S):
+        to reach: they are added to `silent`, and asked after all others. Look for another one until `until_s`."""
+        clock = asyncio.get_running_loop().time
+        while clock() < until_s and left[0] not in silent and await self._health.silent(left[:1], timeout_s=DIAL_S):
             silent |= {left[0], *await self._health.silent(left[1 : 1 + MAX_PINGED], timeout_s=DIAL_S)}
             left.sort(key=silent.__contains__)
         return left.pop(0)

@@ -115,7 +115,7 @@ class CallRouteFinder:
                     case _ if is_last or (looked_up and not may_wait):
                         raise
                 async with self._health.until_rested(peers if may_wait else ()):
-                    await asyncio.sleep(busy_s if is_busy else RETRY_S)
+                    await asyncio.sleep(min(busy_s, RETRY_S) if is_busy else RETRY_S)
                     await self._known.look_up()
                     looked_up = True
 

@@ -648,7 +648,7 @@ def test_files_are_fetched_from_another_server_when_the_first_ones_send_only_a_t
     assert virtual_time.run(scenario()) == pytest.approx(trickle_s, abs=1.0)
 
 
-def test_files_that_no_server_sends_are_given_up_after_three_minutes(boxes: Any, llama_dir: Path) -> None:
+def test_files_that_no_server_sends_are_given_up_in_the_end(boxes: Any, llama_dir: Path) -> None:
     async def scenario() -> None:
         async with boxes(llama_dir, [(0, 6)] * 12) as box:
             since_s = asyncio.get_running_loop().time()

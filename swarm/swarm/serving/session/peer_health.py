@@ -318,7 +318,8 @@ class PeerHealth:
         another, so its refusals stay."""
         self._heard_s[peer_id] = asyncio.get_running_loop().time()
         if self._failures.pop(peer_id, None) is not None:
-            for waiting in sorted(self._waiting, key=lambda each: each.since_s)[:MAX_WOKEN]:
+            asleep = [each for each in self._waiting if not each.is_over.is_set()]
+            for waiting in sorted(asleep, key=lambda each: (peer_id not in each.peer_ids, each.since_s))[:MAX_WOKEN]:
                 waiting.is_over.set()
 
     async def wait_for_server(self, peer_ids: Collection[str], since_s: float, *, within_s: float) -> None:

@@ -32,7 +32,7 @@ from swarm.serving.sampling.sampling import checked_end_ids, checked_options
 from swarm.serving.tokenizer.token_table import TokenTable, table_from_json
 from swarm.temporary_folder import make_folder
 
-FILES_TIMEOUT_S = 120.0
+FILES_TIMEOUT_S = 180.0
 """Time for a large tokenizer over a slow link."""
 
 TURN_S = 90.0

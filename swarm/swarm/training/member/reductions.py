@@ -82,6 +82,8 @@ class Reductions:
         except SwarmError as error:
             self._step.feed(reduce_failed(group.attempt, error))
             return
+        if all(each.peer_id != context.network.peer_id for each in group.contributors):
+            offer = None  # this member has yielded
         streams = PartStreams(
             context.connections,
             signed,

@@ -7,7 +7,7 @@ once so many others have voted for one outcome that an honest one has audited it
 
 A liar that many members accuse is in most disputes, and is left out itself. A member yields only in turns in which a
 draw picks it of itself and those that it accuses, so that of two members one contributes, and each in about half of the
-turns. So one liar keeps out one honest member at a time. All functions here are pure.
+turns. So one liar keeps out one honest member at a time, not always the same. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def accused_members(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready])
         pair = {peer, *opponents[peer]} - out
         is_cut = len(pair) == 2 and all(len(opponents[each] - out) == 1 for each in pair)
         out.add(_yielding(setup, attempt, pair) if is_cut and pair.issubset(setup.roster) else peer)
-    return {*own, *(out - _sitting_out(out, ready, opponents))} - {setup.me}
+    out = {*own, *out} - {setup.me}
+    return out - (_sitting_out(out, ready, opponents) - own)
 
 
 def _sitting_out(out: set[str], ready: Mapping[str, Ready], opponents: Mapping[str, set[str]]) -> set[str]:

@@ -1,8 +1,7 @@
 """Decides when a coordinator forms the group of its attempt, and which members it waits for.
 
 The coordinator waits for reports and forms the group; every other member reports to it, and checks the signed group
-(`group_members`). A trainer that follows a head does not report to the coordinator. All functions here are pure, and
-`state_machine` decides what follows once there is a signed group.
+(`group_members`). A trainer that follows a head reports to its head. All functions here are pure.
 """
 
 from __future__ import annotations
@@ -263,9 +262,10 @@ def _form(state: RoundState, now: float) -> Transition:
     if len(group.members) < state.setup.succession.min_group or not _has_electors(state, group.peer_ids, now):
         reasons = "; ".join(f"{short_id(peer)}: {reason}" for peer, reason in left_out.items())
         seats = lack_of_seats(state.setup, group.members) if NO_SEAT in left_out.values() else ""
-        state = replace(state, reports={by: each for by, each in state.reports.items() if by not in left_out})
+        accused = sorted(left_out.keys() & accused_members(state.setup, state.attempt, ready))
+        state = replace(state, reports={by: each for by, each in state.reports.items() if by not in accused})
         state, actions = give_up(state, seats or f"too few members are fit for a group: {reasons}", (), now)
-        return state, [*(left_out_reply(peer, why) for peer, why in left_out.items()), *actions]
+        return state, [*(left_out_reply(peer, left_out[peer]) for peer in accused), *actions]
     return replace(state, phase="signing", timers=Timers()), [Sign(group=group, left_out=left_out)]
 
 

@@ -14,6 +14,7 @@ from swarm_protocol.identity import short_id
 from swarm_protocol.training_messages import SignedGroup
 
 from swarm.training.allreduce.parts import MIN_MEMBERS_FOR_BACKUP
+from swarm.training.round.disputes import yields
 from swarm.training.round.group_formation import advance
 from swarm.training.round.group_members import complaint, own_report
 from swarm.training.round.quorum import disagreement
@@ -53,11 +54,13 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
 
 
 def _sits_out(state: RoundState, signed: SignedGroup) -> bool:
-    """Return whether this member, which contributes nothing, cannot reach a contributor, and has a backup for its part.
-    Others then need nothing of it, and it may vote as soon as others have audited."""
+    """Return whether this member, which has yielded, cannot reach a contributor, and others can do without it: its part
+    has a backup, and the votes of the others are enough to show that an honest member has audited."""
     contributors = {each.peer_id for each in signed.group.contributors}
     is_cut = state.setup.me not in contributors and not contributors.isdisjoint(state.faults.failed)
-    return is_cut and len(signed.group.members) >= MIN_MEMBERS_FOR_BACKUP
+    deciding = signed.group.deciding
+    others_show = len({*deciding} - {state.setup.me}) >= _enough_to_trust(len(deciding))
+    return yields(state) and is_cut and others_show and len(signed.group.members) >= MIN_MEMBERS_FOR_BACKUP
 
 
 def recover_audited(state: RoundState) -> Transition:
@@ -103,7 +106,11 @@ def _audited_outcome(state: RoundState) -> Outcome | None:
     deciding = state.signed.group.deciding
     counts = Counter(each.outcome for peer, each in valid_votes(state, "prepare").items() if peer in deciding)
     outcome, most = counts.most_common(1)[0] if counts else (None, 0)
-    return outcome if most >= max(2, len(deciding) // 3 + 1) else None
+    return outcome if most >= _enough_to_trust(len(deciding)) else None
+
+
+def _enough_to_trust(num_deciding: int) -> int:
+    return max(2, num_deciding // 3 + 1)
 
 
 def on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Transition:

@@ -174,3 +174,22 @@ def test_member_without_tokens_takes_part_in_a_group_of_two() -> None:
     state, actions = machine.step(state, Grouped(signed=signed), 1.0)
     assert not state.sits_out
     assert actions == [Reduce(signed=signed)]
+
+
+def test_member_without_tokens_that_has_not_yielded_takes_part_in_the_reduction() -> None:
+    """A contributor could otherwise take a part from both its owner and the backup, if neither has tokens."""
+    me, other = yielder()
+    state = with_unreachable(machine.begin(setup_of(me), accused={}), (other,))
+    state, _ = machine.step(replace(state, attempt=1, coordinator=NINE[-1]), Offered(contribution=None), 0.0)
+    mine = replace(own_report(state), accused=())
+    group, _ = form_group(setup_of(NINE[-1]), 1, {**reports({}, 1), me: mine})
+    signed = SignedGroup(group=group, signer=NINE[-1], data=b"group", digest=bytes(32))
+    state, _ = machine.step(state, Grouped(signed=signed), 1.0)
+    assert state.phase == "reducing"
+    assert not state.sits_out
+
+
+def test_member_that_has_yielded_to_the_coordinator_is_not_in_its_group() -> None:
+    me, coordinator = NINE[0], NINE[-1]
+    for attempt in range(1, NUM_ATTEMPTS):
+        assert left_out({me: (coordinator,), coordinator: (me,)}, attempt, idle=(me,)) == {me}

@@ -189,13 +189,13 @@ class AssetsCache:
                         if published is not None:
                             self._compare(published, files, peer_id)
                         return await self._open(model, revision, files)
+                    except (PeerUnreachable, PeerTimeout) as error:
+                        failure = error
+                        self._health.failed(peer_id, error)
                     except PeerError as error:
                         failure = error
-                        if isinstance(error, PeerUnreachable | PeerTimeout):
-                            self._health.failed(peer_id, error)
                     except IntegrityError as error:
-                        failure = error
-                        num_bad += 1
+                        failure, num_bad = error, num_bad + 1
                         self._bad_since[model, revision, peer_id] = clock()
         finally:
             await _give_up([*asked], asked)

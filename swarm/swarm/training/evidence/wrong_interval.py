@@ -52,6 +52,7 @@ from swarm.threads import in_executor
 from swarm.training.allreduce.committed_slices import is_leaf
 from swarm.training.allreduce.parts import check_frame, leaf_at, num_leaves, num_values, part_leaves
 from swarm.training.evidence.bans import UnprovenToOutsiders, Verdict
+from swarm.training.round.quorum import enough_for_one_honest
 from swarm.training.run.run_config import RunConfig
 from swarm.training.state.certificate import RunSignatures
 from swarm.training.state.certificate_history import Proof
@@ -210,7 +211,7 @@ class IntervalCase:
         two."""
         deciding = self.proof.origin.deciding
         is_alone = len({*deciding} - {self.member.peer_id}) < 2
-        return len(self.counted) >= max(2, len(deciding) // 3 + 1) or (is_alone and me in self.finders)
+        return len(self.counted) >= enough_for_one_honest(len(deciding)) or (is_alone and me in self.finders)
 
     def with_findings_of(self, other: IntervalCase) -> IntervalCase:
         """Add the findings of `other`, of the same outcome, by members without a finding here. The first finding of

@@ -38,6 +38,7 @@ from swarm.training.round.round_events import (
     Sign,
     Voted,
     Withdrew,
+    left_out_reply,
 )
 from swarm.training.state.certificate import CREDENTIAL_MARGIN_S
 from swarm.training.state.proof_reader import CALL_TIMEOUT_S
@@ -215,7 +216,7 @@ class TakenReports:
             self._step.log.sent(len(signed.data))
             self.reply(peer, ReadyReply(kind="group", group=signed.data))
         for peer, reason in action.left_out.items():
-            self.reply(peer, ReadyReply(kind="left_out", reason=reason[:400]))
+            self.reply(peer, left_out_reply(reason))
         self._step.feed(Grouped(signed=signed))
 
     def reply(self, peer: str, reply: ReadyReply) -> None:

@@ -44,11 +44,7 @@ def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: in
     each other. They take turns: a hash leaves out one of them, or none. Liars that make an attempt fail can therefore
     get an honest member left out of some later attempts, but never out of a step's first one.
     """
-    heard = {by: accusations.keys() & set(accused) - {by} for by, accused in accusations.items()}
-    disputes = {  # by peer and other peer
-        peer: Counter([*accused, *(by for by, others in heard.items() if peer in others)])
-        for peer, accused in heard.items()
-    }
+    disputes = _disputes(accusations)
     counts = {peer: others.total() for peer, others in disputes.items()}
     # the entry "" stands for leaving nobody out
     turns = {peer: hashlib.sha256(f"{num_failed}/{peer}".encode()).digest() for peer in ("", *accusations)}
@@ -69,6 +65,15 @@ def whom_to_leave_out(accusations: Mapping[str, Collection[str]], num_failed: in
     return tuple(left_out)
 
 
+def _disputes(accusations: Mapping[str, Collection[str]]) -> dict[str, Counter[str]]:
+    """Return how many accusations there are between each peer and each other one, on either side."""
+    heard = {by: accusations.keys() & set(accused) - {by} for by, accused in accusations.items()}
+    return {
+        peer: Counter([*accused, *(by for by, others in heard.items() if peer in others)])
+        for peer, accused in heard.items()
+    }
+
+
 def accused_members(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready]) -> set[str]:
     """Return which of the members that are `ready`, and of those that they accuse, `setup.me` leaves out of the group
     of `attempt`."""
@@ -79,10 +84,7 @@ def accused_members(setup: RoundSetup, attempt: int, ready: Mapping[str, Ready])
     own = ready.keys() & {*ready[setup.me].accused}
     if not num_failed:
         return {*widely_accused(heard, len(setup.roster or heard)), *own} - {setup.me}
-    opponents = {
-        peer: (heard.keys() & {*accused} | {by for by, others in heard.items() if peer in others}) - {peer}
-        for peer, accused in heard.items()
-    }
+    opponents = {peer: {*others} for peer, others in _disputes(heard).items()}
     out = set[str]()
     for peer in whom_to_leave_out(heard, num_failed):
         pair = {peer, *opponents[peer]} - out

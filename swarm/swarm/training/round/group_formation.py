@@ -134,7 +134,7 @@ def on_reported(state: RoundState, peer: str, ready: Ready, now: float) -> Trans
         # the peer reports again because its answer was lost on the way
         return state, [Reply(peer=peer, reply=ReadyReply(kind="group", group=state.signed.data))]
     if peer not in state.setup.roster and (reason := _too_much(state, peer, ready)):
-        return state, [left_out_reply(peer, reason)]
+        return state, [Reply(peer=peer, reply=left_out_reply(reason))]
     before, state = state, without_doubt(state, peer)
     state = reached_again(state, peer, ready.attempt)
     if state is before and ready.attempt == state.attempt and state.reports.get(peer) == ready:
@@ -191,7 +191,7 @@ def on_expired(state: RoundState, attempt: int, at: float, now: float) -> Transi
         state, actions = give_up(state, OWN_EXPIRED, (), now)
     else:
         state, actions = advance(state, now)
-    return state, [*(left_out_reply(peer, EXPIRED) for peer in expired), *actions]
+    return state, [*(Reply(peer=peer, reply=left_out_reply(EXPIRED)) for peer in expired), *actions]
 
 
 def _without_expired(state: RoundState, at: float) -> RoundState:
@@ -265,7 +265,7 @@ def _form(state: RoundState, now: float) -> Transition:
         accused = sorted(left_out.keys() & accused_members(state.setup, state.attempt, ready))
         state = replace(state, reports={by: each for by, each in state.reports.items() if by not in accused})
         state, actions = give_up(state, seats or f"too few members are fit for a group: {reasons}", (), now)
-        return state, [*(left_out_reply(peer, left_out[peer]) for peer in accused), *actions]
+        return state, [*(Reply(peer=peer, reply=left_out_reply(left_out[peer])) for peer in accused), *actions]
     return replace(state, phase="signing", timers=Timers()), [Sign(group=group, left_out=left_out)]
 
 
@@ -341,11 +341,11 @@ def absent_members(state: RoundState) -> tuple[str, ...]:
 def _refusal(state: RoundState, peer: str, ready: Ready) -> ReadyReply | None:
     """Return why `peer` cannot be in this attempt's group, or None if it can."""
     if not state.setup.admits(peer):
-        return ReadyReply(kind="left_out", reason=NOT_ADMITTED)
+        return left_out_reply(NOT_ADMITTED)
     if peer in state.setup.clusters.dealt:
-        return ReadyReply(kind="left_out", reason=FOLLOWS)
+        return left_out_reply(FOLLOWS)
     if peer in state.faults.convicted:
-        return ReadyReply(kind="left_out", reason=CONVICTED)
+        return left_out_reply(CONVICTED)
     if (ready.sequence, ready.state_digest) != (state.setup.sequence, state.setup.state_digest):
         return ReadyReply(kind="behind", state_digest=state.setup.state_digest)
     if ready.attempt < state.attempt:

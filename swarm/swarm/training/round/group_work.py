@@ -17,7 +17,7 @@ from swarm.training.allreduce.parts import MIN_MEMBERS_FOR_BACKUP
 from swarm.training.round.disputes import yields
 from swarm.training.round.group_formation import advance
 from swarm.training.round.group_members import complaint, own_report
-from swarm.training.round.quorum import disagreement
+from swarm.training.round.quorum import disagreement, enough_for_one_honest
 from swarm.training.round.round_events import Announce, Recover, Reduce, ReduceFailed, ShowEvidence
 from swarm.training.round.round_state import RoundState, Timers, Transition, accuse, give_up, suspect, with_unreachable
 
@@ -59,7 +59,7 @@ def _sits_out(state: RoundState, signed: SignedGroup) -> bool:
     contributors = {each.peer_id for each in signed.group.contributors}
     is_cut = state.setup.me not in contributors and not contributors.isdisjoint(state.faults.failed)
     deciding = signed.group.deciding
-    others_show = len({*deciding} - {state.setup.me}) >= _enough_to_trust(len(deciding))
+    others_show = len({*deciding} - {state.setup.me}) >= enough_for_one_honest(len(deciding))
     return yields(state) and is_cut and others_show and len(signed.group.members) >= MIN_MEMBERS_FOR_BACKUP
 
 
@@ -106,11 +106,7 @@ def _audited_outcome(state: RoundState) -> Outcome | None:
     deciding = state.signed.group.deciding
     counts = Counter(each.outcome for peer, each in valid_votes(state, "prepare").items() if peer in deciding)
     outcome, most = counts.most_common(1)[0] if counts else (None, 0)
-    return outcome if most >= _enough_to_trust(len(deciding)) else None
-
-
-def _enough_to_trust(num_deciding: int) -> int:
-    return max(2, num_deciding // 3 + 1)
+    return outcome if most >= enough_for_one_honest(len(deciding)) else None
 
 
 def on_convicted(state: RoundState, peer: str, reason: str, now: float) -> Transition:

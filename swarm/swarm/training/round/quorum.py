@@ -40,6 +40,12 @@ def quorum(num_members: int) -> int:
     return -(-2 * num_members // 3)
 
 
+def enough_for_one_honest(num_deciding: int) -> int:
+    """Return how many of `num_deciding` members include an honest one if fewer than a third lie: more than a third, and
+    at least two."""
+    return max(2, num_deciding // 3 + 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Succession:
     """A run's rule for how many members of a state (its roster) must vote for the state that follows it.

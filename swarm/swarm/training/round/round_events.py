@@ -186,8 +186,8 @@ class Reply:
     reply: ReadyReply
 
 
-def left_out_reply(peer: str, reason: str) -> Reply:
-    return Reply(peer=peer, reply=ReadyReply(kind="left_out", reason=reason[:400]))
+def left_out_reply(reason: str) -> ReadyReply:
+    return ReadyReply(kind="left_out", reason=reason[:400])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from functools import partial
 
 import torch
 from swarm_compression import CodecError
+from swarm_protocol import limits
 from swarm_protocol.checks import shared_fields
 from swarm_protocol.errors import PeerRefused, PeerViolation, SwarmError
 from swarm_protocol.identity import short_id
@@ -82,6 +83,8 @@ class ClusterHead:
         self._began_at = step.state.began_at
         self._own_followers = setup.clusters.followers_of(setup.me)
         self._places = {peer: place for place, peer in enumerate(setup.leased)}
+        num_trainers = 1 + sum(setup.me in heads for heads in setup.clusters.dealt.values())
+        self._most_tokens = limits.MAX_INTERVAL_TOKENS // num_trainers  # of each, so that their sum fits a report
         self._frames = frames_of(setup.num_values)
         self._seats: dict[str, _Seat] = {}
         self._changed = asyncio.Event()
@@ -204,8 +207,10 @@ class ClusterHead:
 
     def _check(self, peer: str, work: FollowerWork) -> None:
         most_samples = self._setup.samples_per_member if peer in self._places else 0
-        if work.num_samples > most_samples or work.num_tokens > work.num_samples * self._setup.tokens_per_sample:
-            raise PeerViolation("it claims more tokens or samples than its lease has", peer_id=peer)
+        most_tokens = min(work.num_samples * self._setup.tokens_per_sample, self._most_tokens)
+        if work.num_samples > most_samples or work.num_tokens > most_tokens:
+            reason = "it claims more tokens or samples than its lease has, or than its share of a report"
+            raise PeerViolation(reason, peer_id=peer)
 
     async def _frame(self, stream: Stream, frame: slice, peer: str) -> bytes:
         data = await stream.receive()
@@ -236,11 +241,12 @@ class ClusterHead:
         newcomers = tuple(sorted(p for p in seats if p not in self._places and not standings.refuses(p, grants.get(p))))
         num_tokens = own.num_tokens + sum(each.num_tokens for each in followers)
         loss_sum = own.loss * own.num_tokens + sum(work.loss * work.num_tokens for work in works.values())
+        mean_loss = loss_sum / num_tokens if num_tokens else 0.0
         contribution = replace(
             own,
             num_tokens=num_tokens,
             num_samples=own.num_samples + sum(each.num_samples for each in followers),
-            loss=loss_sum / num_tokens if num_tokens else 0.0,
+            loss=max(-limits.MAX_LOSS, min(mean_loss, limits.MAX_LOSS)),  # rounding may have led beyond the bounds
             followers=tuple(sorted(followers, key=lambda each: each.place)),
             newcomers=newcomers,
             credentials=credentials,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,11 +16,15 @@ from swarm.network.interface import EndOfStream, Stream
 from swarm.network.memory.memory_network import MemoryNetwork
 from swarm.testing import virtual_time
 from swarm.training.member.cluster_head import ALIVE_S, ClusterHead
+from swarm.training.member.interval_loop import IntervalOffer
 from swarm.training.round.clusters import draw_clusters
 from swarm.training.run.methods import Methods
+from swarm.training.run.run_config import RunConfig
+from swarm.training.run.run_tables import DataConfig, InnerConfig
 from swarm.training.standing.standings import TrainerStandings
 from swarm.training.trainer_events import OuterStep
 from swarm_compression import get_codec
+from swarm_protocol import limits
 from swarm_protocol.errors import PeerRefused, PeerViolation
 from swarm_protocol.member_messages import FollowerWork, FollowReply, FollowRequest
 from swarm_protocol.training_messages import Contribution
@@ -30,6 +35,14 @@ STEP_S = 0.4
 INTERVAL_S = 5 * STEP_S
 TOKENS = 40
 RUN = config(min_group=2, max_group=2, cluster_size=2, outer_steps=6, quorum_grace_s=12.0)
+LARGEST = replace(
+    RUN,
+    interval_steps=100_000,
+    interval_s=INTERVAL_S,
+    data=DataConfig(window_tokens=1 << 20),
+    inner=InnerConfig(batch_windows=1 << 16),
+)
+"""A run whose leases have more tokens than a report may have."""
 
 
 class HandMade:
@@ -76,9 +89,9 @@ async def heard(stream: Stream) -> str:
 
 
 @asynccontextmanager
-async def run_with_follower() -> AsyncIterator[HandMade]:
+async def run_with_follower(run: RunConfig = RUN) -> AsyncIterator[HandMade]:
     """Start two heads that are about to take outer step 3, and a follower with a lease."""
-    async with Swarm(RUN) as swarm:
+    async with Swarm(run) as swarm:
         for index in range(2):
             await swarm.join(f"head-{index}", inner=SyntheticInner(virtual_step_s=STEP_S))
         follower = HandMade(swarm, swarm.internet.network(identity_of("by hand")))
@@ -158,6 +171,23 @@ def test_head_refuses_a_follower_that_lies_about_its_work(work: FollowerWork, fr
                 await stream.send(work.to_bytes())
                 await stream.send(frame)
                 with pytest.raises(PeerViolation, match=words):
+                    await heard(stream)
+            await follower.reached(3)
+            assert follower.tokens_of(3) == 2 * TOKENS
+
+    virtual_time.run(main())
+
+
+def test_head_refuses_work_that_no_report_has_room_for() -> None:
+    """The lease allows it, but together with the head's own tokens it is more than a report may have."""
+
+    async def main() -> None:
+        async with run_with_follower(LARGEST) as follower:
+            async with follower.following() as stream:
+                work = FollowerWork(num_tokens=limits.MAX_INTERVAL_TOKENS, num_samples=10**9, loss=1.0)
+                await stream.send(work.to_bytes())
+                await stream.send(get_codec("int8").encode(torch.zeros(NUM_VALUES)))
+                with pytest.raises(PeerViolation, match="its share of a report"):
                     await heard(stream)
             await follower.reached(3)
             assert follower.tokens_of(3) == 2 * TOKENS
@@ -275,3 +305,26 @@ def test_head_combines_its_cluster_by_the_runs_aggregator(aggregator: str, is_mo
     seats = {peer: SimpleNamespace(frames=[frame]) for peer, frame in sent.items()}
     delta_F, _ = head._aggregated(members, own_F, cast("Any", seats))
     assert (float((delta_F - own_F).abs().max()) > 1.0) is is_moved
+
+
+@pytest.mark.parametrize("loss", [limits.MAX_LOSS, -limits.MAX_LOSS])
+def test_mean_loss_of_a_cluster_is_never_beyond_the_bounds_of_a_report(loss: float) -> None:
+    """The mean of equal losses may be rounded away from zero."""
+    me, follower, num_tokens = identity_of("me").peer_id, identity_of("follower").peer_id, 18_662_816_155_346
+    assert abs(loss * num_tokens / num_tokens) > limits.MAX_LOSS
+    codec, head = get_codec("int8"), ClusterHead.__new__(ClusterHead)
+    head._context = cast("Any", SimpleNamespace(codec=codec, replica=SimpleNamespace(config=config(aggregator="mean"))))
+    setup = SimpleNamespace(
+        run="run",
+        step=1,
+        state_digest=bytes(32),
+        num_values=NUM_VALUES,
+        max_group=2,
+        standings=TrainerStandings(known=(me, follower)),
+    )
+    head._setup, head._frames, head._places = cast("Any", setup), [slice(0, NUM_VALUES)], {follower: 0}
+    work = FollowerWork(num_tokens=num_tokens, num_samples=10**9, loss=loss)
+    seat = SimpleNamespace(work=work, frames=[codec.encode(torch.ones(NUM_VALUES))], credential=None)
+    own = IntervalOffer(contribution=Contribution(peer_id=me), delta_F=None, made_at=0.0, interval_s=0.0)
+    offer, _ = head._combined(own, cast("Any", {follower: seat}))
+    assert offer.contribution.loss == loss

@@ -46,7 +46,7 @@ SAID = [
     ("transport.md", f"A response is kept for {calls.PARCEL_S:.0f} seconds"),
     ("transport.md", f"at most {calls.MAX_PARCELS_PER_PEER_BYTES // MIB} MiB for a peer"),
     ("transport.md", f"{calls.MAX_PARCELS_BYTES // MIB} MiB in all"),
-    ("transport.md", f"those over {calls.MAX_LEAVING_BYTES // MIB} MiB are given up"),
+    ("transport.md", f"on their way may have {calls.MAX_LEAVING_BYTES // MIB} MiB together"),
     ("transport.md", f"the last piece of a message, at most {framing.CHUNK_BYTES // MIB} MiB"),
     ("transport.md", f"Each side begins with a credit of {framing.WINDOW_BYTES // MIB} MiB"),
     ("transport.md", f"A piece costs its length and {framing.FRAME_COST_BYTES} bytes"),

@@ -101,7 +101,7 @@ SAID = [
         f"left out of searches for | {routing_table.SUSPECT_S:.0f} s, twice as long each further time, at most "
         f"{routing_table.MAX_SUSPECT_S:.0f} s",
     ),
-    ("records.md", f"pinged if it was not heard of for | {record_dht.DOUBT_S / 60:.0f} minutes"),
+    ("records.md", f"is pinged every two minutes, if that is | {record_dht.DOUBT_S / 60:.0f} minutes"),
     ("records.md", f"{2 * announcer.SETTLING_S / 60:.0f} minutes lives twice as long"),
     ("records.md", f"{announcer.MAX_LIVES} times as long after {announcer.MAX_LIVES * announcer.SETTLING_S / 60:.0f}"),
     ("records.md", f"of a signer {record_storage.MAX_KEYS_PER_SIGNER} keys, in all {record_storage.MAX_KEYS:,} keys"),

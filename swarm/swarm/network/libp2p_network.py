@@ -288,6 +288,7 @@ class Libp2pNetwork(SigningNetwork):
     async def _enter(self) -> None:
         """Answer peers, join through those that are known, and start what goes on while this node is in the network."""
         start = self._tasks.create_task
+        start(ConnectionLimit(self._host, self._used_peers).run(), name="limit connections")
         await self._methods.start()
         await self._relay.start()
         await self._paths.start(self._tasks, method_prefix(self._network_id), self._watch.replace)
@@ -312,7 +313,6 @@ class Libp2pNetwork(SigningNetwork):
         )
         await self._host.look()  # the addresses of these peers decide which addresses of others are worth a dial
         start(self._watch.run())
-        start(ConnectionLimit(self._host, self._used_peers).run(), name="limit connections")
         start(self._reservations.run())
         await asyncio.gather(self._reservations.wait_answered(entry.peer_ids), self._paths.survey.observe())
         self._paths.update()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import uvloop
 from support.network_worlds import eventually, libp2p_node
+from swarm.network import libp2p_network
 from swarm.network.interface import Stream
 from swarm.network.libp2p import connection_limit, p2pd_process
 from swarm.network.libp2p.connection_limit import CHECK_S, MAX_PEER_CONNECTIONS, MAX_PEERS, ConnectionLimit, surplus
@@ -20,6 +21,7 @@ from swarm.network.libp2p.greeting import method_prefix
 from swarm.network.libp2p.host import Connections, Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions, arguments
 from swarm.network.libp2p_network import Libp2pNetwork
+from swarm.network.network_entry import NetworkEntry, join
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.network.rate import write
 from swarm.testing import virtual_time
@@ -105,6 +107,37 @@ def test_node_closes_connections_of_the_network_that_has_most_and_those_with_a_c
 
     asyncio.run(main())
     assert caplog.text.count("peers are connected") == 1, "two peers had to go, one after the other"
+
+
+def test_connections_are_bounded_while_the_node_still_waits_for_its_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_limit, "CHECK_S", 0.1)
+    monkeypatch.setattr(surplus, "__defaults__", (2,))
+    numbers: list[int] = []
+
+    async def join_among_strangers(host: Host, *args: Any, **options: Any) -> NetworkEntry:
+        (addr,) = await host.addrs()
+
+        async def is_bounded() -> bool:
+            numbers.append(len(await host.connected_peers()))
+            return 0 < numbers[-1] <= 2
+
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(4):
+                stranger = await Host.start(DaemonOptions())
+                stack.push_async_callback(stranger.stop)
+                await stranger.control.connect(host.peer_id, [addr])
+            await eventually(is_bounded, timeout_s=10)
+            return await join(host, *args, **options)
+
+    monkeypatch.setattr(libp2p_network, "join", join_among_strangers)
+
+    async def main() -> None:
+        async with await libp2p_node(tmp_path / "node"):
+            assert numbers[-1] == 2
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("beyond", ["", "c"], ids=["few peers", "too many peers all the time"])

@@ -315,6 +315,7 @@ async def _look_around(config: Config, network: Libp2pNetwork, membership: Membe
         listens=listens,
         was_tested=network.was_dialled_back,
         is_symmetric=network.is_behind_symmetric_nat,
+        peer_addrs=config.peers,
     )
     if is_reached:
         reached = Finding("reachability", "ok", str(meaning))

@@ -240,15 +240,14 @@ def test_way_in_blames_given_peers_only_if_some_were_given(tmp_path: Path) -> No
     assert doctor._way_in(given, network).endswith("as no given peer answered")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("was_dialled_back", [True, False])
-def test_a_relayed_node_is_behind_a_nat_only_if_a_peer_has_tried_to_reach_it(
-    tmp_path: Path, was_dialled_back: bool
-) -> None:
+def look_around(settings: Config, *, reachability: str, addr: str, was_dialled_back: bool = False) -> Finding:
+    """Return what the doctor finds of the reachability that a network measured."""
+
     async def addrs() -> tuple[str, ...]:
-        return ("/ip4/198.51.100.7/tcp/4001",)
+        return (addr,)
 
     async def found(**_: object) -> str:
-        return "relay"
+        return reachability
 
     async def nodes() -> dict[str, NodeRecord]:
         return {}
@@ -261,8 +260,25 @@ def test_a_relayed_node_is_behind_a_nat_only_if_a_peer_has_tried_to_reach_it(
         entry=SimpleNamespace(given=["a"]),
     )
     membership = SimpleNamespace(announce=lambda _: None, nodes=nodes)
-    settings, clock = config(tmp_path, listen=("/ip4/0.0.0.0/tcp/4001",)), doctor.Finding("clock", "ok", "now")
-    looking = doctor._look_around(settings, network, membership, clock)  # type: ignore[arg-type]
-    reached = asyncio.run(looking)[-1]
+    clock = Finding("clock", "ok", "now")
+    return asyncio.run(doctor._look_around(settings, network, membership, clock))[-1]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("was_dialled_back", [True, False])
+def test_a_relayed_node_is_behind_a_nat_only_if_a_peer_has_tried_to_reach_it(
+    tmp_path: Path, was_dialled_back: bool
+) -> None:
+    settings = config(tmp_path, listen=("/ip4/0.0.0.0/tcp/4001",))
+    addr = "/ip4/198.51.100.7/tcp/4001"
+    reached = look_around(settings, reachability="relay", addr=addr, was_dialled_back=was_dialled_back)
     assert ("behind a NAT" in reached.message) == was_dialled_back
     assert ("if this machine was busy, run the doctor again" in reached.remedy) != was_dialled_back
+
+
+def test_a_node_whose_peers_are_on_its_machine_is_told_so_as_by_its_daemon_without_advice_to_listen_beyond_it(
+    tmp_path: Path,
+) -> None:
+    addr = "/ip4/127.0.0.1/tcp/4001"
+    settings = config(tmp_path, listen=(addr,), peers=(f"/ip4/127.0.0.1/tcp/4002/p2p/{Identity.generate().peer_id}",))
+    reached = look_around(settings, reachability="unknown", addr=addr)
+    assert reached == Finding("reachability", "ok", "only from this machine, where its peers are, too")

@@ -103,17 +103,20 @@ class PlainHistory:
         return tuple(self._kept(self.told_refusals))
 
     async def contributions(self, run: str) -> tuple[ContributionTotal, ...]:
-        found: dict[str, ContributionTotal] = {}
-        for step in self._kept(list(self.told_steps.values())):
-            tokens = step.step.num_tokens // max(1, step.step.num_members)
-            for peer_id in step.group:
-                before = found.get(peer_id, ContributionTotal(peer_id=peer_id, tokens=0, rounds=0))
-                found[peer_id] = replace(before, tokens=before.tokens + tokens, rounds=before.rounds + 1)
-        return tuple(found.values())
+        return tuple(each for (its_run, _), each in self._totals().items() if its_run == run)
 
-    async def contribution(self, peer_id: str) -> ContributionTotal:
-        found = [each for each in await self.contributions("") if each.peer_id == peer_id]
-        return found[0] if found else ContributionTotal(peer_id=peer_id, tokens=0, rounds=0)
+    async def contributions_of(self, peer_id: str) -> dict[str, ContributionTotal]:
+        return {run: each for (run, its_peer), each in self._totals().items() if its_peer == peer_id}
+
+    def _totals(self) -> dict[tuple[str, str], ContributionTotal]:
+        """Return what each peer contributed to each run, by run and peer."""
+        found: dict[tuple[str, str], ContributionTotal] = {}
+        for fact in self._kept(list(self.told_steps.values())):
+            tokens = fact.step.num_tokens // max(1, fact.step.num_members)
+            for peer_id in fact.group:
+                before = found.get((fact.run, peer_id), ContributionTotal(peer_id=peer_id, tokens=0, rounds=0))
+                found[fact.run, peer_id] = replace(before, tokens=before.tokens + tokens, rounds=before.rounds + 1)
+        return found
 
     def _kept(self, what: list) -> list:  # type: ignore[type-arg]
         return what if self.failure is None else []

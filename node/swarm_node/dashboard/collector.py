@@ -50,7 +50,6 @@ from swarm_node.dashboard.view_builder import (
 )
 from swarm_node.dashboard.views import (
     ChangeEvent,
-    ContributorView,
     ModelDetail,
     NodeDetail,
     NodeView,
@@ -315,19 +314,24 @@ class Collector:
         if view is None:
             return None
         presence = await self._history.presence(peer_id)
-        total = await self._history.contribution(peer_id)
+        done, name = await self._history.contributions_of(peer_id), self._nodes.names.get(peer_id)
+        at = self._snapshot.at
         return NodeDetail(
             node=view,
             presence=presence,
-            uptime_share=uptime_share(presence, self._snapshot.at),
-            tokens_trained=total.tokens,
-            rounds=total.rounds,
+            uptime_share=uptime_share(presence, at),
+            tokens_trained=sum(each.tokens for each in done.values()),
+            rounds=sum(each.rounds for each in done.values()),
             serving=tuple(
                 server_view(peer_id, listed, self._nodes.names, self._convicted)
                 for _, listed in sorted(self._snapshot.models.items())
                 if peer_id in listed.records
             ),
-            training=await self._training(peer_id),
+            training=tuple(
+                contributor_view(peer_id, run, record, done.get(run), name=name, since=followed.since, at=at)
+                for run, followed in self._runs.runs.items()
+                if (record := followed.trainers.records.get(peer_id)) is not None
+            ),
         )
 
     async def series(self, name: str, hours: float) -> Series | None:
@@ -335,16 +339,6 @@ class Collector:
 
     async def wait_changed(self) -> None:
         await self._changed.wait()
-
-    async def _training(self, peer_id: str) -> tuple[ContributorView, ...]:
-        name, at = self._nodes.names.get(peer_id), self._snapshot.at
-        found = []
-        for run in tuple(self._runs.runs.values()):
-            if (record := run.trainers.records.get(peer_id)) is not None:
-                totals = await self._history.contributions(run.run_id)
-                total = next((each for each in totals if each.peer_id == peer_id), None)
-                found.append(contributor_view(peer_id, run.run_id, record, total, name=name, since=run.since, at=at))
-        return tuple(found)
 
 
 def check_folders(config: Config) -> None:

@@ -18,9 +18,11 @@ from swarm.testing import virtual_time
 from swarm_node.dashboard import view_builder
 from swarm_node.dashboard.app import DashboardRole
 from swarm_node.dashboard.collector import Collector, check_folders, running_collector
+from swarm_node.dashboard.history.reader import ContributionTotal
+from swarm_node.dashboard.history.recorder import StepFact
 from swarm_node.dashboard.history.store import HistoryError
 from swarm_node.dashboard.view_builder import SETTLE_S, unique_names
-from swarm_node.dashboard.views import ModelView, PathView
+from swarm_node.dashboard.views import ModelView, PathView, StepView
 from swarm_node.gateway.role import GatewayRole
 from swarm_node.settings.config import Config
 from swarm_protocol import limits
@@ -41,6 +43,22 @@ def in_a_world(test: Callable[[World], Awaitable[None]]) -> Callable[[], None]:
 
     del run.__wrapped__  # or pytest would take it for a fixture
     return run
+
+
+def committed(run: str, outer_step: int, group: tuple[str, ...]) -> StepFact:
+    step = StepView(
+        outer_step=outer_step,
+        at=1.0,
+        loss=2.0,
+        digest="",
+        num_members=len(group),
+        num_tokens=15 * len(group),
+        seconds=None,
+        phases_s={},
+        bytes_per_parameter=None,
+        validation_loss=None,
+    )
+    return StepFact(run=run, group=group, step=step)
 
 
 def the_model(found: World) -> ModelView:
@@ -144,6 +162,22 @@ async def test_only_nodes_that_lend_their_machines_are_volunteers(found: World) 
     assert overview.happenings == (), "a visitor has not come"
     said = {each.name: each.value for _, samples in found.history.samples[-1:] for each in samples}
     assert said["training_tokens_per_s"] == 8_300.0
+
+
+@in_a_world
+async def test_node_has_what_it_contributed_to_a_run_of_which_the_history_lists_others(found: World) -> None:
+    async def of_others(_run: str) -> tuple[ContributionTotal, ...]:
+        return ()  # MAX_CONTRIBUTORS others have contributed more
+
+    peer_id = await found.join("alder", trainer_record(3))
+    for run, outer_step in (("story", 2), ("story", 3), ("other", 7)):
+        found.history.record(committed(run, outer_step, (peer_id, "eve")))
+    found.history.contributions = of_others  # type: ignore[method-assign]
+    await asyncio.sleep(5)
+    detail = await found.collector.node(peer_id)
+    assert detail is not None
+    assert (detail.tokens_trained, detail.rounds) == (45, 3)
+    assert [(each.run, each.tokens, each.rounds) for each in detail.training] == [("story", 30, 2)]
 
 
 @in_a_world

@@ -233,17 +233,19 @@ def test_step_recorded_again_adds_its_new_values_and_counts_once(place: Path | s
     remembered(place, tell, ask)
 
 
-def test_contribution_is_of_all_runs(place: Path | str) -> None:  # noqa: F811
+def test_contributions_of_a_node_are_by_run_the_largest_first(place: Path | str) -> None:  # noqa: F811
     def tell(history: DashboardHistory) -> None:
         history.record(step(1))
         history.record(step(2, num_tokens=0))
         history.record(step(1, run="run-2", group=("ada",), num_tokens=2**70))
 
     async def ask(history: DashboardHistory) -> None:
-        ada = await history.contribution("ada")
-        assert (ada.tokens, ada.rounds) == (2**53 + 15, 3)
-        eve = await history.contribution("eve")
-        assert (eve.tokens, eve.rounds) == (0, 0)
+        found = await history.contributions_of("ada")
+        assert [(run, each.tokens, each.rounds) for run, each in found.items()] == [
+            ("run-2", 2**53, 1),
+            ("run-1", 15, 2),
+        ]
+        assert await history.contributions_of("eve") == {}
 
     remembered(place, tell, ask)
 
@@ -295,7 +297,7 @@ def test_hostile_names_are_stored_as_plain_data(place: Path | str) -> None:  # n
             assert found.num_members == 1
             (contributed,) = await history.contributions(name)
             assert len(contributed.peer_id) <= 256
-            assert (await history.contribution(name)).tokens == 7
+            assert [each.tokens for each in (await history.contributions_of(name)).values()] == [7]
             (refused,) = await history.refusals(name)
             assert len(refused.reason) <= 1000
             assert len(refused.peer_id) <= 256
@@ -363,7 +365,7 @@ def test_old_rows_are_deleted_and_older_ones_become_coarser(place: Path | str) -
             assert {5, 10, 15, 20, 25, 30} <= set(numbers), "the validated ones, rather than their neighbours"
             assert [each.outer_step for each in await history.refusals("run-1")] == [40, 39, 38, 37, 36]
             # contributions outlast the dropped steps
-            assert (await history.contribution("ada")).rounds == 40
+            assert (await history.contributions_of("ada"))["run-1"].rounds == 40
             assert history.problem is None
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -119,10 +119,9 @@ class DashboardHistory:
         """Return the totals of a run, most tokens first, at most 1,000."""
         return await self._ask((), reader.read_contributions, run)
 
-    async def contribution(self, peer_id: str) -> ContributionTotal:
-        """Return the total of a peer over all runs in the history."""
-        nothing = ContributionTotal(peer_id=peer_id, tokens=0, rounds=0)
-        return await self._ask(nothing, reader.read_contribution, peer_id)
+    async def contributions_of(self, peer_id: str) -> Mapping[str, ContributionTotal]:
+        """Return the totals of a peer by run, of at most 1,000 runs."""
+        return await self._ask({}, reader.read_contributions_of, peer_id)
 
     async def refusals(self, run: str) -> tuple[RefusalView, ...]:
         """Return the refusals in a run, the newest first."""

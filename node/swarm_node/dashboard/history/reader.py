@@ -31,7 +31,7 @@ from swarm_node.dashboard.views import ChangeEvent, PresenceView, RefusalView, S
 
 MAX_STEPS = 500
 MAX_PRESENCES = 500
-MAX_CONTRIBUTORS = 1000
+MAX_CONTRIBUTORS = MAX_CONTRIBUTED = 1000
 MAX_REFUSALS = 100
 MAX_CHANGES = 20
 MAX_RUNS = 48
@@ -39,7 +39,7 @@ MAX_RUNS = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionTotal:
-    """Holds what `peer_id` contributed to the committed steps that this dashboard has seen, of one run or of all."""
+    """Holds what `peer_id` contributed to the committed steps of one run that this dashboard has seen."""
 
     peer_id: str
     tokens: int
@@ -162,14 +162,17 @@ def read_contributions(connection: Connection, run: str) -> tuple[ContributionTo
     return tuple(ContributionTotal(peer_id=row.peer_id, tokens=row.tokens, rounds=row.rounds) for row in rows)
 
 
-def read_contribution(connection: Connection, peer_id: str) -> ContributionTotal:
-    """Return a peer's total over all runs in the history."""
-    tokens, rounds = connection.execute(
-        select(func.sum(contributions.c.tokens), func.sum(contributions.c.rounds))
+def read_contributions_of(connection: Connection, peer_id: str) -> dict[str, ContributionTotal]:
+    """Return a peer's totals by run, of the runs to which it contributed most."""
+    rows = connection.execute(
+        select(runs.c.run, contributions.c.tokens, contributions.c.rounds)
         .join_from(contributions, nodes)
+        .join(runs)
         .where(nodes.c.peer_id == bounded(peer_id))
-    ).one()
-    return ContributionTotal(peer_id=peer_id, tokens=int(tokens or 0), rounds=int(rounds or 0))
+        .order_by(contributions.c.tokens.desc(), runs.c.run)
+        .limit(MAX_CONTRIBUTED)
+    )
+    return {row.run: ContributionTotal(peer_id=peer_id, tokens=row.tokens, rounds=row.rounds) for row in rows}
 
 
 def read_refusals(connection: Connection, run: str) -> tuple[RefusalView, ...]:

@@ -153,7 +153,7 @@ class RoundDriver(CurrentStep):
         match action:
             case Ask():
                 self.start(send_report(self, self.queries, self.groups, action), "ask", in_attempt=True)
-            case Reduce(signed=signed) if self.state.sits_out:
+            case Reduce(signed=signed, sits_out=True):
                 self.reductions.refuse(signed)
             case Reduce(signed=signed):
                 self.start(self.reductions.reduce(signed, self.offer), "reduce", in_attempt=True)

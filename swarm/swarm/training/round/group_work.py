@@ -48,7 +48,7 @@ def on_grouped(state: RoundState, signed: SignedGroup, now: float) -> Transition
     )
     if group.resumes is None:
         state, actions = recover_audited(replace(state, sits_out=_sits_out(state, signed)))
-        return state, [Reduce(signed=signed), *actions]
+        return state, [Reduce(signed=signed, sits_out=state.sits_out), *actions]
     # the members whose votes make the lock have audited the outcome
     return _recover(state, group.resumes, is_audited=True)
 

@@ -209,9 +209,10 @@ class Sign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reduce:
-    """Take part in the group's reduction, or refuse it to the others if this member sits out."""
+    """Take part in the group's reduction, or refuse it to the others if this member `sits_out`."""
 
     signed: SignedGroup
+    sits_out: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

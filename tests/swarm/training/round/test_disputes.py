@@ -11,6 +11,8 @@ from swarm.training.round.disputes import TURN_ATTEMPTS, accused_members, with_y
 from swarm.training.round.group_members import form_group, own_report
 from swarm.training.round.round_events import Grouped, LeftOut, Offered, Recover, Reduce, Sighted, Tick
 from swarm.training.round.round_state import RoundSetup, RoundState, with_unreachable
+from swarm.training.standing.entrance import Probation
+from swarm.training.standing.standings import TrainerStandings
 from swarm_protocol.identity import Identity
 from swarm_protocol.training_messages import Ready, SignedGroup
 
@@ -144,6 +146,26 @@ def test_idle_member_that_accuses_two_others_is_not_in_the_group() -> None:
         assert left_out({liar: (a, b), a: (liar,), b: (liar,)}, attempt, idle=(liar,)) == {liar}
 
 
+@pytest.mark.parametrize(("num_deciding", "sits_out"), [(2, False), (3, True)])
+def test_member_that_has_yielded_sits_out_only_if_enough_others_decide(num_deciding: int, sits_out: bool) -> None:
+    """The votes of members on probation do not show that an honest member has audited."""
+    proven, fresh = NINE[:num_deciding], NINE[num_deciding]
+    me, other = proven[:2]
+    standings = TrainerStandings(rule=Probation(steps=4), known=NINE, left={fresh: 3}, outer_step=4)
+    start = setup(me, roster=proven, leased=NINE, standings=standings)
+    state = replace(machine.begin(start, accused={}), attempt=1, coordinator=other, yields_after=0)
+    state, _ = machine.step(with_unreachable(state, (other,)), Offered(contribution=contribution(me)), 0.0)
+    mine = replace(own_report(state), accused=())
+    assert mine.num_tokens == 0
+    ready_peers = {me: mine, **dict.fromkeys(proven[1:], ready(1)), fresh: ready(1, steps_left=3)}
+    group, _ = form_group(replace(start, me=other), 1, ready_peers)
+    assert group.deciding == proven
+    assert group.on_probation == (fresh,)
+    signed = SignedGroup(group=group, signer=other, data=b"group", digest=bytes(32))
+    state, actions = machine.step(state, Grouped(signed=signed), 1.0)
+    assert actions == [Reduce(signed=signed, sits_out=sits_out)]
+
+
 @pytest.mark.parametrize("num_votes", [3, 4])
 def test_member_that_sits_out_votes_once_more_than_a_third_have_voted(num_votes: int) -> None:
     me, other = yielder()
@@ -173,7 +195,7 @@ def test_member_without_tokens_takes_part_in_a_group_of_two() -> None:
     signed = SignedGroup(group=group, signer=other, data=b"group", digest=bytes(32))
     state, actions = machine.step(state, Grouped(signed=signed), 1.0)
     assert not state.sits_out
-    assert actions == [Reduce(signed=signed)]
+    assert actions == [Reduce(signed=signed, sits_out=False)]
 
 
 def test_member_without_tokens_that_has_not_yielded_takes_part_in_the_reduction() -> None:

@@ -339,6 +339,21 @@ def test_form_group_leaves_out_the_accused_and_names_the_accusers() -> None:
     assert short_id(A) in left_out[C]
 
 
+def test_coordinator_that_gives_up_tells_only_the_accused_that_they_are_left_out() -> None:
+    """The others go on to the next attempt with it, and may be fit for that one."""
+    roster = PEERS[:5]
+    me = coordinator_of(attempt_beacon("run", DIGEST, 5, 0), roster)
+    accused, overclaims, *accusers = (peer for peer in roster if peer != me)
+    state = begin(replace(TERMS, me=me, roster=roster, leased=roster, max_group=5), accused={})
+    state, _ = step(state, Offered(contribution=Contribution(peer_id=me)), 0.0)
+    reports = {accused: ready(), overclaims: ready(11), **dict.fromkeys(accusers, ready(accused=(accused,)))}
+    for peer, report in reports.items():
+        state, actions = step(state, Reported(peer=peer, ready=report), 1.0)
+    assert any(isinstance(action, GiveUp) for action in actions)
+    told = {action.peer: action.reply.kind for action in actions if isinstance(action, Reply)}
+    assert told == {accused: "left_out", **dict.fromkeys((overclaims, *accusers), "attempt")}
+
+
 def test_form_group_leaves_out_peers_that_the_run_does_not_admit_with_a_reason() -> None:
     setup = replace(TERMS, admission=(A, B, C))
     group, left_out = form_group(setup, 0, {peer: ready() for peer in (A, B, D)})

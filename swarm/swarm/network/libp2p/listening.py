@@ -7,18 +7,31 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 from swarm_protocol.errors import StartError
 
 
-def refuse_taken_ports(listen: Sequence[str]) -> None:
-    """Raises StartError if a port is taken. libp2p shares TCP ports (SO_REUSEPORT), so the daemon would start
-    beside another host and get only half of the connections."""
-    for addr in listen:
-        _, _, host, _, port, *_ = addr.split("/")
-        if (error := listen_failure(addr)) is not None and error.errno == errno.EADDRINUSE:
-            raise _occupied(f"{host}:{port}")
+@contextmanager
+def claimed_ports(listen: Sequence[str]) -> Iterator[None]:
+    """Claim the ports for a daemon that starts while the context lasts. Raises StartError if one is taken, or another
+    host that starts has claimed it (Linux). libp2p shares TCP ports (SO_REUSEPORT), so the daemon would start beside
+    another host and get only half of the connections."""
+    with ExitStack() as claims:
+        for addr in dict.fromkeys(listen):
+            _, _, host, _, port, *_ = addr.split("/")
+            if int(port) and sys.platform == "linux":
+                claim = claims.enter_context(socket.socket(socket.AF_UNIX))
+                try:
+                    claim.bind(f"\0swarm-listens-{host}:{port}")  # no file: the name ends with the socket
+                except OSError as error:  # another one is a sandbox's, which may forbid such sockets
+                    if error.errno == errno.EADDRINUSE:
+                        raise _occupied(f"{host}:{port}") from None
+            if (failure := listen_failure(addr)) is not None and failure.errno == errno.EADDRINUSE:
+                raise _occupied(f"{host}:{port}")
+        yield
 
 
 def listen_failure(addr: str) -> OSError | None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from swarm_protocol.errors import StartError
 
 from swarm.machine_memory import total_memory
-from swarm.network.libp2p.listening import refuse_taken_ports, start_error
+from swarm.network.libp2p.listening import claimed_ports, start_error
 from swarm.network.libp2p.no_quic import without_quic
 from swarm.network.peer_budgets import MAX_UNARY_BYTES
 from swarm.temporary_folder import make_folder
@@ -143,7 +143,11 @@ class Daemon:
     @classmethod
     async def start(cls, options: DaemonOptions) -> Daemon:
         """Start a daemon, and wait until it is ready. Raises StartError with the cause; then nothing is left behind."""
-        refuse_taken_ports(options.listen)
+        with claimed_ports(options.listen):
+            return await cls._start(options)
+
+    @classmethod
+    async def _start(cls, options: DaemonOptions) -> Daemon:
         folder = make_folder("p2pd")
         try:
             configuration = folder / "p2pd.json"

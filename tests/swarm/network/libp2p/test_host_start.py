@@ -239,6 +239,22 @@ def test_start_on_the_port_of_another_libp2p_host_names_the_port(beside_seed: Be
     beside_seed(case)
 
 
+def test_of_two_hosts_that_start_on_one_port_at_once_one_is_refused() -> None:
+    async def main() -> None:
+        port = free_port()
+        options = DaemonOptions(listen=(f"/ip4/127.0.0.1/tcp/{port}",))
+        started = await asyncio.gather(Host.start(options), Host.start(options), return_exceptions=True)
+        hosts = [each for each in started if isinstance(each, Host)]
+        for host in hosts:
+            await host.stop()
+        assert [str(each) for each in started if each not in hosts] == [
+            f"a listen port is occupied: 127.0.0.1:{port}: choose another port, or 0 for any free one"
+        ]
+        await (await Host.start(options)).stop()
+
+    asyncio.run(main())
+
+
 def test_start_on_an_address_of_another_machine_says_so(tmp_path: Path) -> None:
     async def main() -> None:
         error = await failure(tmp_path / "a", listen=("/ip4/192.0.2.1/tcp/0",))

@@ -155,7 +155,7 @@ class DefaultHeaders:
 class DashboardRole(NodeRole):
     """Serves pages and API until the node leaves. The constructor binds the port, as a gateway's does.
 
-    Raises ConfigError if a directory of the settings is missing, and StartError if it cannot listen.
+    Raises ConfigError if a directory is missing or in the way, and StartError if it cannot listen.
     """
 
     def __init__(self, config: Config) -> None:

@@ -342,11 +342,13 @@ class Collector:
 
 
 def check_folders(config: Config) -> None:
-    """Refuse a missing directory for the dashboard's history or of its checkpoints, before the node starts. Raises
-    ConfigError."""
+    """Refuse a place where the dashboard's history cannot be, and a missing directory of checkpoints, before the node
+    starts. Raises ConfigError."""
     file = sqlite_file(url_of(config.history)) if config.history else None
     if file is not None and not file.parent.is_dir():
         raise ConfigError(f"there is no directory {file.parent} to keep the history in", remedy="check --history")
+    if file is not None and file.is_dir():
+        raise ConfigError(f"the history cannot be kept in the directory {file}", remedy="name a file with --history")
     if config.checkpoints is not None and not config.checkpoints.is_dir():
         raise ConfigError(f"there is no directory {config.checkpoints}", remedy="check --checkpoints")
 

@@ -53,7 +53,7 @@ class GatewayRole(NodeRole):
     """Serves HTTP until the node leaves. Running answers then have the node's grace period to finish.
 
     The constructor binds the port, before the node is ready or known to anybody. It raises ConfigError for unusable
-    keys, for a gateway that would be open to all by accident, for a missing directory of the dashboard, and for a kept
+    keys, for a gateway that would be open to all by accident, for a place that the dashboard cannot use, and for a kept
     model that cannot be used, and StartError if it cannot listen.
     """
 

@@ -600,6 +600,15 @@ def test_history_in_a_directory_that_is_not_there_is_refused(tmp_path: Path, pla
 
 
 @pytest.mark.parametrize("kind", [GatewayRole, DashboardRole])
+def test_directory_in_place_of_the_history_is_refused_before_the_node_starts(
+    kind: type[GatewayRole | DashboardRole], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        kind(Config(home=tmp_path, name="test", history=str(tmp_path), port=0))
+    assert str(error.value) == f"the history cannot be kept in the directory {tmp_path}: name a file with --history"
+
+
+@pytest.mark.parametrize("kind", [GatewayRole, DashboardRole])
 def test_checkpoints_in_a_directory_that_is_not_there_are_refused_before_the_node_starts(
     kind: type[GatewayRole | DashboardRole], tmp_path: Path
 ) -> None:

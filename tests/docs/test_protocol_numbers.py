@@ -7,8 +7,10 @@ from __future__ import annotations
 from support.site_pages import written
 from swarm.network import announcer, framing, peer_budgets, peer_methods
 from swarm.network.dht import known_peers, record_dht, record_storage, routing_table
+from swarm.network.discovery import mdns_messages
 from swarm.network.libp2p import (
     calls,
+    connection_limit,
     kept_frames,
     p2pd_process,
     path_watch,
@@ -18,7 +20,14 @@ from swarm.network.libp2p import (
 from swarm.network.relay import relay, relay_access, reservations
 from swarm.serving import peer_shares
 from swarm.serving.evidence import server_convictions
-from swarm.serving.server import connection_server, forward_server, push_connections, session_queues, waiting_clients
+from swarm.serving.server import (
+    connection_server,
+    forward_server,
+    push_connections,
+    session_queues,
+    session_sampler,
+    waiting_clients,
+)
 from swarm.serving.session import pipeline, repair
 from swarm.training.allreduce import butterfly, leaf_checks, part_streams, parts, peer_connections
 from swarm.training.member import members_watch, round_service
@@ -164,6 +173,10 @@ SAID = [
     ("rounds.md", f"whose step it does not begin within {round_service.OPENING_S:.0f} s"),
     ("rounds.md", f"if its first message does not come within {round_service.OPENING_S:.0f} s"),
     ("manifests.md", f"within {server_convictions.GIVE_TIMEOUT_S:.0f} s, or the server ends the stream"),
+    ("manifests.md", f"and for the same peer every {server_convictions.SHOWN_AGAIN_S:.0f} s"),
+    ("sessions.md", f"after {session_sampler.RECALL_S:.0f} s the sequence ends"),
+    ("transport.md", f"A TXT string has at most {mdns_messages.MAX_STRING_BYTES} bytes"),
+    ("transport.md", f"keeps at most {connection_limit.MAX_PEERS:,} connections"),
     ("rounds.md", f"in messages of {state_transfer.PIECE_BYTES // MIB} MiB"),
 ]
 

@@ -6,7 +6,9 @@ protobuf. If a test fails, the pages or the code have changed something that oth
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import hmac
 import json
 import math
 import statistics
@@ -16,11 +18,13 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given
 from hypothesis import strategies as st
 from interop.second_observer import identifying, later_settings
 from support.replica_states import state_of
 from swarm.network import framing
+from swarm.network.discovery import mdns_messages
 from swarm.network.libp2p import stream_resume
 from swarm.serving.sampling.drawing import pick
 from swarm.serving.wire.page_keys import page_keys
@@ -35,6 +39,8 @@ from swarm_protocol import rows
 from swarm_protocol.envelope import unseal
 from swarm_protocol.frames import Frames
 from swarm_protocol.identity import Identity, peer_id_of
+from swarm_protocol.manifest_messages import manifest_dtype
+from swarm_protocol.network_invitation import NetworkSecret
 from swarm_protocol.proto import session_pb2
 from swarm_protocol.records import TrainerRecord, publish_key
 from swarm_protocol.session_frames import StepRequest, TokenDraw
@@ -113,6 +119,33 @@ def test_records_page_describes_a_records_key(peer_id: str) -> None:
     record = TrainerRecord(run="own-1", outer_step=0, state="joining")
     assert publish_key(record, peer_id) == "train/own-1#"
     assert publish_key(record, peer_id, 2) == f"train/own-1#{digits[-1]}{digits[-2]}"
+
+
+def test_private_page_describes_hidden_names_and_sealed_answers_in_a_local_network() -> None:
+    def key(use: str) -> bytes:
+        return hmac.digest(bytes(32), b"swarm private network: " + use.encode(), "sha256")
+
+    def hidden(text: str) -> str:
+        return base64.b32encode(hmac.digest(key("names"), text.encode(), "sha256")).decode()[:32].lower()
+
+    secret = NetworkSecret(bytes(32))
+    assert secret.protocol_name("/swarm/hello") == f"/{hidden('/swarm/hello')}"
+    digest = base64.b32encode(hashlib.sha256(hidden("multicast DNS").encode()).digest()).decode().lower()
+    service = f"_swarm-{digest[:8]}._udp.local."
+    assert mdns_messages.service_of("private-any", secret) == service
+    packet = mdns_messages.read_packet(mdns_messages.answer(service, PEERS[0], ["/ip4/10.0.0.1/tcp/1"], secret))
+    instance, txt = packet.records
+    assert instance.data[1:33].decode() == hidden(PEERS[0])
+    sealed = base64.b64decode(txt.data[1:].removeprefix(b"sealed="))
+    opened = ChaCha20Poly1305(key("seal")).decrypt(sealed[:12], sealed[12:], service.encode())
+    assert opened.decode() == f"dnsaddr=/ip4/10.0.0.1/tcp/1/p2p/{PEERS[0]}"
+
+
+def test_manifests_page_describes_a_revision() -> None:
+    digest = bytes(range(32))
+    revision = hashlib.blake2b(b"manifest" + b"\0" + digest + b"bfloat16", digest_size=16).hexdigest()
+    assert len(revision) == 32
+    assert manifest_dtype(digest, revision) == "bfloat16"
 
 
 def test_sessions_page_describes_a_message_with_rows() -> None:

@@ -60,6 +60,9 @@ KEPT_CONNECTIONS = 2**12
 `connection_limit`, which knows better what to close, keeps fewer. By its default the daemon closes all but 256 of more
 than 512, fewer than a server has clients or a relay carries."""
 
+MAX_FOLDER_BYTES = 90
+"""Maximum path of the folder of sockets: macOS allows 103 bytes for the path of a socket, and Linux 107."""
+
 LEAST_MEMORY_BYTES, MOST_MEMORY_BYTES = 512 * 2**20, 4 * 2**30
 """Bounds of `max_memory_bytes`. The daemon alone takes about 30 MiB, and 80 MiB more with 2,048 peers."""
 
@@ -148,7 +151,7 @@ class Daemon:
 
     @classmethod
     async def _start(cls, options: DaemonOptions) -> Daemon:
-        folder = make_folder("p2pd")
+        folder = _make_folder()
         try:
             configuration = folder / "p2pd.json"
             configuration.write_text(_CONFIGURATION)
@@ -292,6 +295,18 @@ class Daemon:
             self._crash = self._crash or line
         elif line and not line.startswith(_STATUS_SIGNS):
             self._last_lines.append(line)
+
+
+def _make_folder() -> Path:
+    """Make the folder of the daemon's sockets. Raises StartError."""
+    folder = make_folder("p2pd")
+    if len(os.fsencode(folder)) <= MAX_FOLDER_BYTES:
+        return folder
+    folder.rmdir()
+    raise StartError(
+        f"the folder of temporary files has too long a path for the sockets in it: {folder.parent}",
+        remedy="set TMPDIR to a folder with a shorter path",
+    )
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import socket
 import sysconfig
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
@@ -268,6 +269,22 @@ def test_start_error_for_an_address_that_the_system_refuses_says_what_to_listen_
     error = listening.start_error(output, StartError("the libp2p daemon ended"))
     assert error.message == "the system refuses a listen address: listen tcp6 [fe80::1]:0: bind: invalid argument"
     assert "/ip6/::" in error.remedy
+
+
+def test_start_with_a_folder_of_temporary_files_that_is_too_long_for_sockets_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+
+    async def main() -> None:
+        error = await failure(tmp_path / "a")
+        assert error.message == f"the folder of temporary files has too long a path for the sockets in it: {folder}"
+        assert error.remedy == "set TMPDIR to a folder with a shorter path"
+
+    asyncio.run(main())
+    assert not list(folder.iterdir())
 
 
 def test_start_names_the_file_of_an_unusable_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

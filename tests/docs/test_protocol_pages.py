@@ -134,7 +134,8 @@ def test_paths_page_names_every_method_and_bound() -> None:
         f"refuses when {peer_addresses.MAX_WAITING} already wait or when an asker has waited for "
         f"{peer_addresses.TURN_S:.0f} seconds",
         f"at most {peer_addresses.MAX_PER_PEER} times in {peer_addresses.PERIOD_S:.0f} seconds",
-        f"all askers together at most {peer_addresses.MAX_PER_PERIOD} times",
+        f"at most {peer_addresses.MAX_PER_NETWORK} times, and all askers together at most "
+        f"{peer_addresses.MAX_PER_PERIOD} times",
         f"for {introductions.RETRY_S:.0f} seconds",
         f"at most {introductions.MAX_BURST} introductions in {introductions.BURST_S:.0f} seconds",
         f"send to at most {introductions.MAX_ADDRS} addresses",

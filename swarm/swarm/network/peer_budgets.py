@@ -200,26 +200,36 @@ class UnreadBudget:
 
 
 class PeerRateLimit(Generic[K]):
-    """Allows `per_peer` requests of one peer, and `in_all` of all peers, within any `period_s`."""
+    """Allows `per_peer` requests of one peer, `per_network` of one network, and `in_all` of all peers, within any
+    `period_s`."""
 
-    def __init__(self, *, period_s: float, per_peer: int, in_all: float = math.inf) -> None:
+    def __init__(
+        self, *, period_s: float, per_peer: int, per_network: float = math.inf, in_all: float = math.inf
+    ) -> None:
         self._period_s = period_s
         self._per_peer = per_peer
+        self._per_network = per_network
         self._in_all = in_all
-        self._taken: deque[tuple[float, K]] = deque()  # time and peer of each request within the last period
+        self._taken: deque[tuple[float, K, Hashable]] = deque()  # each request within the last period
         self._num_taken = HeldCounts[K]()
+        self._num_of_network = HeldCounts[Hashable]()
 
-    def takes(self, peer: K) -> bool:
+    def takes(self, peer: K, network: Hashable = None) -> bool:
         """Return whether a request of a peer is allowed now. If so, it counts."""
         now = asyncio.get_running_loop().time()
         while self._taken and self._taken[0][0] <= now - self._period_s:
-            _, earlier = self._taken.popleft()
-            self._num_taken[earlier] -= 1
-        if self._num_taken[peer] >= self._per_peer or len(self._taken) >= self._in_all:
+            _, earlier, its_network = self._taken.popleft()
+            self._count(earlier, its_network, -1)
+        is_over = self._num_taken[peer] >= self._per_peer or self._num_of_network[network] >= self._per_network
+        if is_over or len(self._taken) >= self._in_all:
             return False
-        self._taken.append((now, peer))
-        self._num_taken[peer] += 1
+        self._taken.append((now, peer, network))
+        self._count(peer, network, 1)
         return True
+
+    def _count(self, peer: K, network: Hashable, num: int) -> None:
+        self._num_taken[peer] += num
+        self._num_of_network[network] += num
 
 
 class PeerPace(Generic[K]):

@@ -21,6 +21,19 @@ def test_requests_are_bounded_in_any_period_for_each_peer_and_for_all() -> None:
     virtual_time.run(main())
 
 
+def test_requests_of_one_network_are_bounded_however_many_peers_it_has() -> None:
+    async def main() -> None:
+        limit = PeerRateLimit[str](period_s=10.0, per_peer=2, per_network=3, in_all=5)
+        asked = [limit.takes(peer, "a") for peer in ("one", "one", "one", "two", "three")]
+        assert asked == [True, True, False, True, False]
+        assert [limit.takes(peer, "b") for peer in ("four", "five", "six")] == [True, True, False]
+        await asyncio.sleep(10.0)
+        assert limit.takes("three", "a")
+        assert len(limit._taken) == len(limit._num_taken) == len(limit._num_of_network) == 1
+
+    virtual_time.run(main())
+
+
 def test_peers_are_forgotten_after_a_period() -> None:
     async def main() -> None:
         limit = PeerRateLimit[int](period_s=10.0, per_peer=1)

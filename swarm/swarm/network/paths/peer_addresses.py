@@ -6,7 +6,8 @@ machines scanned or flooded.
 
 Dials back are bounded, since each starts a libp2p daemon, a tenth of a second of work. A peer waits for one at a time
 and gets few in a minute, which is enough for a node whose addresses change. Since peer ids cost nothing, those for all
-peers together are bounded, too, to at most a tenth of one core. A peer that is refused asks another one.
+peers together are bounded, too, to at most a tenth of one core, and those for the peers of one network to half of that.
+These take turns among themselves before they wait for the turn of all. A peer that is refused asks another one.
 
 State belongs to the network's loop. `address_survey` is the side that asks.
 """
@@ -16,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from weakref import WeakValueDictionary
 
 from swarm_protocol.errors import PeerViolation, StartError
 from swarm_protocol.path_messages import PathAddrs, PathAnswer
 
+from swarm.network.ip_kinds import IpNetwork, provider_network_of
 from swarm.network.libp2p.daemon_errors import CONTROL_FAILURES
 from swarm.network.libp2p.host import Host
 from swarm.network.libp2p.p2pd_process import DaemonOptions
@@ -47,6 +50,7 @@ MAX_WAITING = 16
 PERIOD_S = 60.0
 MAX_PER_PEER = 5
 MAX_PER_PERIOD = 60
+MAX_PER_NETWORK = MAX_PER_PERIOD // 2
 
 
 class PeerAddresses:
@@ -61,8 +65,11 @@ class PeerAddresses:
         self._carried = carried
         self._seen_at = seen_at
         self._turn = asyncio.Lock()
+        self._turns = WeakValueDictionary[IpNetwork, asyncio.Lock]()  # those of each network
         self._waiting: set[str] = set()
-        self._limit = PeerRateLimit[str](period_s=PERIOD_S, per_peer=MAX_PER_PEER, in_all=MAX_PER_PERIOD)
+        self._limit = PeerRateLimit[str](
+            period_s=PERIOD_S, per_peer=MAX_PER_PEER, per_network=MAX_PER_NETWORK, in_all=MAX_PER_PERIOD
+        )
 
     async def serve(self) -> None:
         await self._host.serve(self._prefix + OBSERVE, self._observe)
@@ -77,15 +84,19 @@ class PeerAddresses:
             claims = PathAddrs.from_bytes(data).addrs
         except PeerViolation:
             return REFUSED
-        ips = {ip_of(addr) for addr in await self._seen(peer_id)}
+        ips = {ip for addr in await self._seen(peer_id) if (ip := ip_of(addr))}
         usable = [addr for addr in dialable(claims) if is_tcp_by_ip(addr) and ip_of(addr) in ips][:MAX_ADDRS]
         is_neighbour = bool(ips & set(map(ip_of, self._seen_at()))) and not any(map(is_private, usable))
         # a dial behind the same NAT does not show whether others can dial
-        if not usable or is_neighbour or not self._may_wait(peer_id):
+        if not usable or is_neighbour:
+            return REFUSED
+        network = provider_network_of(next(iter(ips)))
+        if not self._may_wait(peer_id, network):
             return REFUSED
         self._waiting.add(peer_id)
+        turn = self._turns.setdefault(network, asyncio.Lock())
         try:
-            async with asyncio.timeout(TURN_S) as waiting, self._turn:
+            async with asyncio.timeout(TURN_S) as waiting, turn, self._turn:
                 waiting.reschedule(None)
                 reached = await _dial_each(peer_id, usable)
         except TimeoutError:
@@ -97,9 +108,9 @@ class PeerAddresses:
             self._waiting.discard(peer_id)
         return PathAnswer(agreed=True, addrs=tuple(reached)).to_bytes()
 
-    def _may_wait(self, peer_id: str) -> bool:
+    def _may_wait(self, peer_id: str, network: IpNetwork) -> bool:
         is_free = peer_id not in self._waiting and len(self._waiting) < MAX_WAITING
-        return is_free and self._limit.takes(peer_id)
+        return is_free and self._limit.takes(peer_id, network)
 
     async def _seen(self, peer_id: str) -> tuple[str, ...]:
         """Return the addresses at which this node sees a peer; none if the peer is connected only through relays."""

@@ -24,6 +24,7 @@ from swarm.network.paths.peer_addresses import (
     ASK_S,
     DIAL_BACK,
     DIAL_S,
+    MAX_PER_NETWORK,
     MAX_PER_PEER,
     MAX_PER_PERIOD,
     MAX_WAITING,
@@ -545,10 +546,12 @@ def test_dial_back_is_refused_to_neighbours_relayed_peers_and_malformed_requests
     run(case)
 
 
-def askers(world: World, num: int) -> list[FakeHost]:
-    """Return nodes that the first peer sees at the node's address."""
+def askers(world: World, num: int, seen_at: str = NAT) -> list[FakeHost]:
+    """Return nodes that the first peer sees at an address."""
+    before = len(world.hosts)
     hosts = [
-        FakeHost(world.hosts, Identity(i.to_bytes(2, "big") * 16).peer_id, [NAT], ()) for i in range(100, 100 + num)
+        FakeHost(world.hosts, Identity((before + i).to_bytes(2, "big") * 16).peer_id, [seen_at], ())
+        for i in range(100, 100 + num)
     ]
     for each in hosts:
         each.meet(world.peers[0])
@@ -556,7 +559,7 @@ def askers(world: World, num: int) -> list[FakeHost]:
 
 
 async def ask_first_peer(host: FakeHost) -> PathAnswer:
-    request = PathAddrs(addrs=(NAT,)).to_bytes()
+    request = PathAddrs(addrs=host.seen_at).to_bytes()
     return PathAnswer.from_bytes(await host.call(PEERS[0], f"net/{DIAL_BACK}", request))
 
 
@@ -651,13 +654,40 @@ def test_peer_has_one_waiting_dial_back_at_a_time(monkeypatch: pytest.MonkeyPatc
     run(case)
 
 
-def test_dial_backs_are_bounded_for_any_number_of_peer_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dial_backs_are_bounded_for_any_number_of_peer_ids_of_a_network_and_of_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     dialled = let_in(monkeypatch, NAT)
 
     async def case(world: World) -> None:
-        for host in askers(world, 2 * MAX_PER_PERIOD):
+        for network, num_dialled in ((44, MAX_PER_NETWORK), (45, 2 * MAX_PER_NETWORK), (46, MAX_PER_PERIOD)):
+            for host in askers(world, 2 * MAX_PER_PERIOD, f"/ip4/{network}.0.0.1/tcp/4001"):
+                await ask_first_peer(host)
+            assert len(dialled) == num_dialled
+
+    run(case)
+
+
+def test_slow_dials_of_one_network_do_not_keep_a_peer_of_another_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dial_each(_peer_id: str, addrs: Sequence[str]) -> list[str]:
+        await asyncio.sleep(DIAL_S)
+        return list(addrs)
+
+    monkeypatch.setattr(peer_addresses, "_dial_each", dial_each)
+
+    async def ask_again_and_again(host: FakeHost, from_s: float) -> None:
+        await asyncio.sleep(from_s)
+        for _ in range(MAX_PER_PEER):
             await ask_first_peer(host)
-        assert len(dialled) == MAX_PER_PERIOD
+
+    async def case(world: World) -> None:
+        [other] = askers(world, 1, "/ip4/45.0.0.1/tcp/4001")
+        hosts = askers(world, 8)
+        greedy = [asyncio.create_task(ask_again_and_again(each, 0.3 * i)) for i, each in enumerate(hosts)]
+        await asyncio.sleep(1.5 * TURN_S)
+        assert (await ask_first_peer(other)).agreed
+        assert not any(each.done() for each in greedy)
+        await asyncio.gather(*greedy)
 
     run(case)
 

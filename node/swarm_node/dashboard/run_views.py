@@ -93,13 +93,14 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
     def name_of(peer_id: str) -> str:
         return names.get(peer_id) or short_id(peer_id)
 
-    losses = tuple(step.loss for step in facts.steps[-MAX_LOSSES:])
+    losses, other = tuple(step.loss for step in facts.steps[-MAX_LOSSES:]), facts.other_history
+    apart = f" But {other.words(name_of)}; {other.remedy}." if other is not None else ""
     return RunView(
         run=shown(facts.run),
         name=shown(config.name) if config else None,
         signed_by=facts.file.peer_id if facts.file else None,
         state=state,
-        words=_words(facts, state, members, outer_step, shortage, name_of) + _apart(facts.other_history, name_of),
+        words=_words(facts, state, members, outer_step, shortage, name_of) + apart,
         outer_step=outer_step,
         outer_steps=config.outer_steps if config else None,
         loss=losses[-1] if losses else None,
@@ -109,7 +110,7 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         num_at_step=len(at_step),
         digest=digest,
         # members of a waiting run still announce the speed of their last step
-        tokens_per_s=_training_speed(members) if state == "training" else None,
+        tokens_per_s=sum(each.tokens_per_s for each in members.values() if state == each.state == "training") or None,
         projected_end=_projected_end(facts, at) if state == "training" else None,
         endorsed_step=facts.endorsed_step,
         num_on_probation=newest.num_on_probation if newest else None,
@@ -118,10 +119,6 @@ def run_view(facts: RunFacts, at: float, names: Names = NO_NAMES) -> RunView:
         needs_invitation=config is not None and config.entrance.required,
         slow_links=tuple(each.words(name_of) for each in facts.slow_links),
     )
-
-
-def _training_speed(members: Trainers) -> float | None:
-    return sum(each.tokens_per_s for each in members.values() if each.state == "training") or None
 
 
 def remembered_view(facts: RunFacts) -> RunView:
@@ -302,10 +299,6 @@ def _words(
         return f"Waiting: no member is ready for a step, {plural(len(members), 'member')} joining."
     done = f"outer step {outer_step:,}{of} is committed" if outer_step else "no outer step is committed yet"
     return f"Training: {done}, {plural(len(members), 'member')}."
-
-
-def _apart(other: OtherHistory | None, name_of: NameOf) -> str:
-    return f" But {other.words(name_of)}; {other.remedy}." if other is not None else ""
 
 
 def _entrance(config: RunConfig) -> str:

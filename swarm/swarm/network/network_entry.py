@@ -167,7 +167,8 @@ async def join(
     entry = _entry_through(outcomes, remembered)
     failures: Failures = {**given.failures, **_failures(outcomes)}
     if not entry.given and (refusals := _refusals(failures)):
-        raise _refusal_error(failures, refusals)
+        remedies = filter(None, dict.fromkeys(refusal.remedy for refusal in refusals))
+        raise ConfigError(f"cannot join through the given peers: {_reasons(failures)}", remedy="; ".join(remedies))
     if entry.peer_ids:
         for addr, failure in failures.items():
             logger.warning("%s: %s", addr, failure)
@@ -288,12 +289,6 @@ def _reasons(failures: Failures) -> str:
         f"{addr}: {failure.message if isinstance(failure, SwarmError) else failure}"
         for addr, failure in failures.items()
     )
-
-
-def _refusal_error(failures: Failures, refusals: Sequence[PeerRefused]) -> ConfigError:
-    remedies = dict.fromkeys(refusal.remedy for refusal in refusals)
-    reasons = _reasons(failures)
-    return ConfigError(f"cannot join through the given peers: {reasons}", remedy="; ".join(filter(None, remedies)))
 
 
 def _unreachable_error(

@@ -219,17 +219,15 @@ class PeerRateLimit(Generic[K]):
         now = asyncio.get_running_loop().time()
         while self._taken and self._taken[0][0] <= now - self._period_s:
             _, earlier, its_network = self._taken.popleft()
-            self._count(earlier, its_network, -1)
+            self._num_taken[earlier] -= 1
+            self._num_of_network[its_network] -= 1
         is_over = self._num_taken[peer] >= self._per_peer or self._num_of_network[network] >= self._per_network
         if is_over or len(self._taken) >= self._in_all:
             return False
         self._taken.append((now, peer, network))
-        self._count(peer, network, 1)
+        self._num_taken[peer] += 1
+        self._num_of_network[network] += 1
         return True
-
-    def _count(self, peer: K, network: Hashable, num: int) -> None:
-        self._num_taken[peer] += num
-        self._num_of_network[network] += num
 
 
 class PeerPace(Generic[K]):

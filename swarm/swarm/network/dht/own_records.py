@@ -84,17 +84,14 @@ class OwnRecords:
         # other nodes may return a record for a while after it has expired
         records = {(envelope.subject, envelope.peer_id): envelope for envelope in found if envelope.expires_at > now}
         for envelope in records.values():
-            if envelope.peer_id == self._identity.peer_id:
-                self._check_own(envelope)
+            latest = max(self._known_until, self._issued_at.get(envelope.subject, 0.0))
+            if envelope.peer_id == self._identity.peer_id and envelope.issued_at > latest:
+                self._on_copy()
         self._forget_invalid()
         for key in keys:
             if key in self._published:
                 records[key, self._identity.peer_id] = self._published[key]
         return list(records.values())
-
-    def _check_own(self, envelope: Envelope) -> None:
-        if envelope.issued_at > max(self._known_until, self._issued_at.get(envelope.subject, 0.0)):
-            self._on_copy()
 
     def _forget_invalid(self) -> None:
         """Forget records that have expired, and records from the future, as after the clock was set back: later records

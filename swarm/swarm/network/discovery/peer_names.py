@@ -187,7 +187,8 @@ class _Search:
         texts = []
         for text in named:
             try:
-                texts.append(_check_record(text))
+                # not the short form
+                texts.append(check_peer(text) if text.startswith("/") else str(parse_peer_addr(text)))
             except ConfigError as error:
                 self.reasons.append(f"{place}: {error.message}")
         await asyncio.gather(*(self.follow(text, source=place, only=only, depth=depth + 1) for text in texts))
@@ -280,11 +281,6 @@ class GivenPeers:
         """Look the names up if the last lookup was at least AGAIN_S ago: a seed may have moved to another address."""
         if self._has_names and asyncio.get_running_loop().time() >= self._next_at:
             await self.look_up()
-
-
-def _check_record(text: str) -> str:
-    """Return the address in a TXT record, which must not have the short form. Raises ConfigError."""
-    return check_peer(text) if text.startswith("/") else str(parse_peer_addr(text))
 
 
 def _dnsaddr_parts(text: str) -> tuple[str, str]:

@@ -122,7 +122,7 @@ class Host:
         self._connections = SharedLook(control)
         self._connected_at: dict[str, float] = {}  # by introduced peer, when it was last seen to be connected
         self._num_calls = HeldCounts[str]()
-        self.find_addrs: FindAddrs = _no_addrs
+        self.find_addrs: FindAddrs = lambda _peer_id: _only(())  # there is no DHT to ask yet
         self.known_addrs: Callable[[str], Sequence[str]] = lambda _peer_id: ()
         """Returns the known addresses of a peer that are worth a dial, without asking other nodes."""
         self.gate: Gate | None = None
@@ -353,8 +353,3 @@ async def connect_somewhere(
 async def _only(addrs: Sequence[str]) -> AsyncGenerator[Sequence[str], None]:
     if addrs:
         yield addrs
-
-
-def _no_addrs(_peer_id: str) -> AsyncGenerator[Sequence[str], None]:
-    """Find no address: there is no DHT to ask yet."""
-    return _only(())

@@ -147,32 +147,34 @@ class Daemon:
     async def start(cls, options: DaemonOptions) -> Daemon:
         """Start a daemon, and wait until it is ready. Raises StartError with the cause; then nothing is left behind."""
         with claimed_ports(options.listen):
-            return await cls._start(options)
-
-    @classmethod
-    async def _start(cls, options: DaemonOptions) -> Daemon:
-        folder = _make_folder()
-        try:
-            configuration = folder / "p2pd.json"
-            configuration.write_text(_CONFIGURATION)
-            args = arguments(options, str(folder / "p2pd.sock"), str(configuration))
-            daemon = cls(without_quic(partial(_spawn, args)), folder)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await daemon._ready
-        except TimeoutError:
-            await daemon.stop()
-            raise StartError(
-                f"the libp2p daemon did not start within {START_TIMEOUT_S:.0f} s",
-                remedy="check whether the machine is overloaded",
-            ) from None
-        except BaseException:
-            await daemon.stop()
-            raise
-        return daemon
+            folder = make_folder("p2pd")
+            if len(os.fsencode(folder)) > MAX_FOLDER_BYTES:
+                folder.rmdir()
+                raise StartError(
+                    f"the folder of temporary files has too long a path for the sockets in it: {folder.parent}",
+                    remedy="set TMPDIR to a folder with a shorter path",
+                )
+            try:
+                configuration = folder / "p2pd.json"
+                configuration.write_text(_CONFIGURATION)
+                args = arguments(options, str(folder / "p2pd.sock"), str(configuration))
+                daemon = cls(without_quic(partial(_spawn, args)), folder)
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            try:
+                async with asyncio.timeout(START_TIMEOUT_S):
+                    await daemon._ready
+            except TimeoutError:
+                await daemon.stop()
+                raise StartError(
+                    f"the libp2p daemon did not start within {START_TIMEOUT_S:.0f} s",
+                    remedy="check whether the machine is overloaded",
+                ) from None
+            except BaseException:
+                await daemon.stop()
+                raise
+            return daemon
 
     @property
     def control_socket(self) -> str:
@@ -295,18 +297,6 @@ class Daemon:
             self._crash = self._crash or line
         elif line and not line.startswith(_STATUS_SIGNS):
             self._last_lines.append(line)
-
-
-def _make_folder() -> Path:
-    """Make the folder of the daemon's sockets. Raises StartError."""
-    folder = make_folder("p2pd")
-    if len(os.fsencode(folder)) <= MAX_FOLDER_BYTES:
-        return folder
-    folder.rmdir()
-    raise StartError(
-        f"the folder of temporary files has too long a path for the sockets in it: {folder.parent}",
-        remedy="set TMPDIR to a folder with a shorter path",
-    )
 
 
 @contextmanager

@@ -151,7 +151,9 @@ class PathWatch:
                 are_relays_given_up = await _are_given_up(relays)
                 is_given_up = True
                 if not are_relays_given_up:  # else the path was closed with the paths to its relays
-                    await self.reconnector.drop(peer_id, behind=await self._peers_behind(peer_id))
+                    connected = await self._host.connected_peers()
+                    behind = [each for each, addrs in connected.items() if _relays(addrs) == {peer_id}]
+                    await self.reconnector.drop(peer_id, behind=behind)
                 async with asyncio.timeout(HOLD_S):
                     await self.reconnector.reach(peer_id)
         except (PeerUnreachable, TimeoutError):
@@ -160,10 +162,6 @@ class PathWatch:
             self._heard_at[peer_id] = asyncio.get_running_loop().time()
             del self._asking[peer_id]
         return is_given_up
-
-    async def _peers_behind(self, relay: str) -> list[str]:
-        """Return the peers whose only paths lead through a relay."""
-        return [peer_id for peer_id, addrs in (await self._host.connected_peers()).items() if _relays(addrs) == {relay}]
 
     async def _is_heard(self, peer_id: str) -> bool:
         """Return whether an echo or anything else comes from the peer in time. It counts waits of TICK_S instead of

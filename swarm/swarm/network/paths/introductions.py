@@ -208,7 +208,9 @@ class Introductions:
             self._host.introduced[peer_id] = await self._kind(peer_id)
             self._failed.pop(peer_id, None)
         except TimeoutError:
-            self._note_failure(peer_id)
+            now = asyncio.get_running_loop().time()
+            self._failed = {each: until for each, until in self._failed.items() if until > now}
+            self._failed[peer_id] = now + RETRY_S
             logger.info("no direct path to %s through %s", peer_id, ", ".join(addrs))
         except PeerUnreachable:
             pass  # the daemon has ended, which the unary connection reports
@@ -217,11 +219,6 @@ class Introductions:
             for act in acts:
                 if peer_id not in self.carried:
                     act.cancel()
-
-    def _note_failure(self, peer_id: str) -> None:
-        now = asyncio.get_running_loop().time()
-        self._failed = {each: until for each, until in self._failed.items() if until > now}
-        self._failed[peer_id] = now + RETRY_S
 
     async def _kind(self, peer_id: str) -> PathKind:
         """Return "dialled back" for a connection if one of its ends can be dialled by anyone, else "punched"."""

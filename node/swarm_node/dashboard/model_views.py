@@ -159,16 +159,10 @@ def _chains(
             break
         used.update(hop.peer_id for hop in chain.hops)
         spans = tuple(SpanView.of(hop, name=names.get(hop.peer_id) or short_id(hop.peer_id)) for hop in chain.hops)
-        assumed_ms = _assumed_ms([hop.peer_id for hop in chain.hops], servers, rtts_ms)
+        peers = [hop.peer_id for hop in chain.hops]
+        # links without a measured round trip, for which `find_chain` assumed one; a token takes each link one way
+        num_assumed = sum(end not in rtts_ms for end in (peers[0], peers[-1]))
+        num_assumed += sum(a not in servers[b].rtt_ms and b not in servers[a].rtt_ms for a, b in pairwise(peers))
+        assumed_ms = num_assumed * DEFAULT_RTT_MS / 2
         found.append(ChainView(spans=spans, ms_per_token=chain.cost_ms, assumed_ms=assumed_ms))
     return tuple(found)
-
-
-def _assumed_ms(chain: Sequence[str], servers: Mapping[str, ServeRecord], rtts_ms: Mapping[str, float]) -> float:
-    """Return how much of a token's time `find_chain` assumed, for links without a measured round trip.
-
-    A token takes each link one way.
-    """
-    num_assumed = sum(end not in rtts_ms for end in (chain[0], chain[-1]))
-    num_assumed += sum(a not in servers[b].rtt_ms and b not in servers[a].rtt_ms for a, b in pairwise(chain))
-    return num_assumed * DEFAULT_RTT_MS / 2

@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,12 +204,12 @@ class AccessControl:
     def _identify(self, scope: Scope) -> RateLimiter:
         if self._keys is None:
             return self._limiters.get(caller_of(scope), self._rates)
-        secret = _bearer(dict(scope["headers"]))
-        if not secret:
+        kind, _, secret = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        if kind.lower() != b"bearer" or not secret.strip():
             raise HttpError(
                 401, "this gateway asks for an API key: send it as 'authorization: Bearer KEY'", code="missing_api_key"
             )
-        key = self._keys.find(secret)
+        key = self._keys.find(secret.strip().decode("latin-1"))
         if key is None:
             raise HttpError(401, "this gateway does not know that API key", code="invalid_api_key")
         rates = Rates(
@@ -217,11 +217,6 @@ class AccessControl:
             tokens_per_min=key.rates.tokens_per_min or self._rates.tokens_per_min,
         )
         return self._limiters.get(f"key {key.name}", rates)
-
-
-def _bearer(headers: Mapping[bytes, bytes]) -> str:
-    scheme, _, secret = headers.get(b"authorization", b"").partition(b" ")
-    return secret.strip().decode("latin-1") if scheme.lower() == b"bearer" else ""
 
 
 def _with_rates(send: Send, limiter: RateLimiter) -> Send:
